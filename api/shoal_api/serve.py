@@ -1,8 +1,8 @@
 """The composition root of the control plane: store, control loop, HTTP edge, and a Ray cluster if none was given.
 
-HTTP requests are answered from the start; the cluster comes up in the background, and /readyz reports when it is there.
-Its own cluster and the gateway of that are children, and the gateway dials in as one from elsewhere does: no Ray here.
-It decides nothing.
+HTTP requests are answered from the start; the cluster starts in the background, and /readyz reports when it is ready.
+An embedded cluster and its gateway are child processes. This process makes no Ray calls: the gateway dials in, as
+that of any other cluster does. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -65,9 +65,11 @@ from shoal_workers.snapshot_store.slots.registry import remove_attempts
 from shoal_workers.version import VERSION
 
 _STOP_S = 15.0
+"""Seconds for which a stop waits for the parts of the server to end."""
 _THREADS = 32
-"""Threads for what blocks: the store, and orders to the cluster."""
+"""Threads for calls that block: of the store, and orders to the cluster."""
 _HEAL_S = 1.0
+"""Seconds between two checks of the embedded cluster for dead processes."""
 _EXPOSURE = (
     "Job code runs as this server's user. It can read {state_dir}, with the database, admin-token and the "
     "secrets of webhooks. For people who trust each other; shoal serve --isolate runs it as another user."
@@ -76,7 +78,7 @@ _NO_PROXIES = (
     "allow_plain_http is set and trusted_proxies (SHOAL_TRUSTED_PROXIES) is empty: behind a proxy, cookies are not "
     "Secure, and the audit and the limits see the proxy's address. Name the proxy's addresses or networks."
 )
-_NOT_HERE = (
+_HOME_URL_IGNORED = (
     "home_url {url} (SHOAL_HOME_URL) is ignored, because the cluster joins: its gateway tells supervisors the address "
     "of the service. Give it there: shoal join --home-url, or SHOAL_HOME_URL of that process."
 )
@@ -84,8 +86,14 @@ _log = logging.getLogger(__name__)
 
 
 def run_server(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM; see `stopping.py`. Prints one line `listening on URL` to stderr once requests are
-    accepted. Raises StateDirectoryInUse."""
+    """Serve until SIGINT or SIGTERM; see `stopping.py`.
+
+    Prints one line `listening on URL` to stderr once requests are accepted.
+
+    Raises:
+        StateDirectoryInUse
+        SettingsError: the settings do not fit this machine.
+    """
     set_up_logs(settings.logs)
     if settings.log_level is not LogLevel.DEBUG:
         logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -95,18 +103,19 @@ def run_server(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, lock: StateLock) -> None:
+    """Make the parts of the server, connect and run them, and end them after a stop."""
     secrets = Secrets(take_webhook_secrets(), settings.webhook_secrets_dir)  # before processes inherit the environment
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="work"))
-    isolation = await asyncio.to_thread(_isolation, settings) if settings.isolate else None
-    embedded = None if settings.ray_address or settings.cluster else _embedded(settings, isolation)
+    isolation = await asyncio.to_thread(_isolate, settings) if settings.isolate else None
+    embedded = None if settings.ray_address or settings.cluster else _make_embedded(settings, isolation)
     store = await asyncio.to_thread(Store.open, settings.database_url)
     ensure_admin_token(store, settings.state_dir, now=time.time())
-    _register_gateway(store, settings)
+    _register_token(store, settings)
     if settings.cluster and settings.home_url:
-        _log.warning("home.ignored", extra={"reason": _NOT_HERE.format(url=settings.home_url)})
+        _log.warning("home.ignored", extra={"reason": _HOME_URL_IGNORED.format(url=settings.home_url)})
     exposure = _EXPOSURE.format(state_dir=settings.state_dir) if embedded is not None and isolation is None else ""
     if isolation is not None:
-        _say(_isolated(isolation))
+        _say(_describe_isolation(isolation))
     elif exposure:
         _say(exposure)
     clock = SystemClock()
@@ -162,7 +171,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
         exposure=exposure,
-        issuer=_issuer(settings, waits),
+        issuer=_make_issuer(settings, waits),
         limits=Limits(
             requests_per_s=settings.limit_requests,
             streams=settings.limit_streams,
@@ -183,9 +192,10 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     )
     if settings.allow_plain_http and not is_loopback(settings.host) and not settings.trusted_proxies:
         _log.warning("http.no_trusted_proxies", extra={"reason": _NO_PROXIES})
+    # before anything is started, so that a port that is in use fails early
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
-        wire = Wire(settings.tls_cert, settings.tls_key, settings.trusted_proxies, _connections(settings))
+        wire = Wire(settings.tls_cert, settings.tls_key, settings.trusted_proxies, _connection_limits(settings))
         server = make_server(app, wire=wire, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
         _stop_on_signals(server, stop)
 
@@ -200,7 +210,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
                 is_same_machine=True,
                 ray_address=address,
                 home=find_home(settings, host, port),
-                replaces=True,  # the cluster of a server that was started anew is another one
+                replaces=True,  # a server that was started again may have another cluster under the same name
                 ends_with_input=True,
                 logs=settings.logs,
             )
@@ -216,7 +226,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
                 account=account,
             )
 
-        async def act() -> None:
+        async def run_jobs() -> None:
+            """Start the cluster and its gateway, then run the control loop until the stop."""
             healing = await _start_cluster(settings, embedded, stop.requested)
             background = [healing] if healing is not None else []
             if gateway is not None and not stop.requested.is_set():
@@ -229,10 +240,10 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             if gateway is not None:
                 await asyncio.to_thread(gateway.stop)
 
-        acting = asyncio.create_task(act())
+        running = asyncio.create_task(run_jobs())
         delivering = asyncio.create_task(delivery.run(stop.now))
         collecting = asyncio.create_task(retention.run(stop.now, lambda: control.lease))
-        stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
+        stopping = asyncio.create_task(_stop(server, stop, running, settings.stop_s))
         lock.listens_at(f"http://{_netloc(host, port)}")
         collect_rarely(OF_CONTROL_PLANE)
         _say(f"listening on {wire.scheme}://{_netloc(host, port)}")
@@ -242,7 +253,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         finally:
             stop.signal()
             stop.now.set()
-            await asyncio.wait([acting, stopping, delivering, collecting], timeout=_STOP_S)
+            await asyncio.wait([running, stopping, delivering, collecting], timeout=_STOP_S)
             if ends_cluster:
                 progress.close([job_id for job_id, _ in control.given_up])
             if gateway is not None:
@@ -254,139 +265,12 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             console.close()
             storage.close()
             store.close()
-            if not acting.done():
-                os._exit(0)  # a thread still waits for the cluster
+            if not running.done():
+                os._exit(0)  # a thread still waits for the cluster, and would keep the process
 
 
-def _register_gateway(store: Store, settings: Settings) -> None:
-    if settings.cluster_token_file is None:
-        return
-    try:
-        register_cluster_token(store, settings.cluster_token_file, settings.cluster, now=time.time())
-    except ClusterTokenError as error:
-        raise SettingsError(str(error)) from None
-
-
-def _issuer(settings: Settings, waits: WaitTallies) -> Issuer | None:
-    if not settings.oidc_issuer:
-        return None
-    rules = ClaimRules(
-        user_claim=settings.oidc_user_claim,
-        role_claim=settings.oidc_role_claim,
-        roles=settings.oidc_roles,
-        projects_claim=settings.oidc_projects_claim,
-    )
-    config = IssuerConfig(issuer=settings.oidc_issuer, audience=settings.oidc_audience, rules=rules)
-    return Issuer(config, waits=waits)
-
-
-def _connections(settings: Settings) -> ConnectionLimits:
-    return ConnectionLimits(
-        of_address=settings.limit_address_connections,
-        in_all=settings.limit_connections,
-        proxies=settings.trusted_proxies,
-    )
-
-
-async def _stop(server: uvicorn.Server, stop: StopRequest, acting: asyncio.Task[None], saving_s: float) -> None:
-    """Once a stop is requested: wait for the jobs to be saved, for `saving_s` at most, then end the serving. Requests
-    are answered until then, so that those who watch a job see what happens to it."""
-    await stop.requested.wait()
-    if not stop.now.is_set():
-        hurried = asyncio.create_task(stop.now.wait())
-        done, _ = await asyncio.wait([acting, hurried], timeout=saving_s, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        if not done:
-            _say(f"Not saved within {saving_s:g} s (SHOAL_STOP_S): stopping now.")
-        stop.now.set()
-        await asyncio.wait([acting], timeout=_STOP_S)
-    server.should_exit = True
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def _stop_on_signals(server: uvicorn.Server, stop: StopRequest) -> None:
-    """SIGINT and SIGTERM ask for a stop. uvicorn's own handlers raise the signal a second time, which would interrupt
-    the stopping of the cluster."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.signal)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-
-
-async def _keep_alive(embedded: EmbeddedCluster) -> None:
-    """Start dead parts of the embedded cluster again. The death of a process that an earlier server started is not
-    signalled to this one, so it is polled."""
-    while True:
-        await asyncio.sleep(_HEAL_S)
-        try:
-            await asyncio.to_thread(embedded.heal)
-        except Exception:
-            _log.exception("embedded_cluster.heal_failed")
-
-
-async def _start_cluster(
-    settings: Settings, embedded: EmbeddedCluster | None, stop: asyncio.Event
-) -> asyncio.Task[None] | None:
-    """Bring the cluster of this server up, or return when `stop` is set. Returns the task that
-    keeps it alive; None if the server has no cluster."""
-    while embedded is not None and not stop.is_set():
-        try:
-            _say("Ray: starting the cluster of this server; jobs are accepted and wait for it")
-            await asyncio.to_thread(embedded.start)
-            return asyncio.create_task(_keep_alive(embedded))
-        except Exception:
-            _log.exception("cluster.start_failed")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), timeout=5.0)
-    if settings.ray_address is not None:
-        _say(f"Ray: connecting to the cluster at {settings.ray_address}")
-    elif settings.cluster:
-        _say(f"Ray: waiting for the cluster {settings.cluster} to join (shoal join); jobs are accepted and wait for it")
-    return None
-
-
-async def _wait_until_joined(clusters: JoinedClusters, stop: asyncio.Event) -> None:
-    """Return when a gateway has reported, or `stop` is set."""
-    began_mono, loop, joined = time.monotonic(), asyncio.get_running_loop(), asyncio.Event()
-
-    def changed(_: str) -> None:
-        loop.call_soon_threadsafe(joined.set)
-
-    def is_connected() -> bool:
-        return any(joined.cluster.connected for joined in clusters.joined.values())
-
-    unwatch = clusters.watch(changed)
-    while not is_connected() and not stop.is_set():
-        joined.clear()
-        waits = [asyncio.create_task(event.wait()) for event in (joined, stop)]
-        await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        with contextlib.suppress(StoreUnavailable):
-            await asyncio.to_thread(clusters.refresh)
-    unwatch()
-    if is_connected():
-        _say(f"Ray: connected after {time.monotonic() - began_mono:.1f} s; jobs can start")
-
-
-def _reachable(host: str) -> str:
-    """Return an address of this machine at which a server that listens on `host` answers."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
-    """Return the environment of the gateway: with the token of the Ray cluster, and no setting of the server."""
-    if embedded is not None:
-        return {**inherited(os.environ), **embedded.environment}
-    return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}
-
-
-def _isolation(settings: Settings) -> Isolation:
-    """Raises SettingsError."""
+def _isolate(settings: Settings) -> Isolation:
+    """Prepare the users that isolate job code. Raises SettingsError."""
     secrets: dict[str, str | Path | None] = {
         "tls_key": settings.tls_key,
         SECRETS_DIR: os.environ.get(SECRETS_DIR),
@@ -408,18 +292,13 @@ def _isolation(settings: Settings) -> Isolation:
         raise SettingsError(str(error)) from None
 
 
-def _isolated(isolation: Isolation) -> str:
-    workers, gateway = isolation.workers, isolation.gateway
-    return f"isolate: code of jobs runs as user {workers.name} ({workers.home}), the gateway as {gateway.name}"
-
-
 def _database_file(settings: Settings) -> str:
     """Return the path of the database; empty if it is not a file."""
     scheme, _, path = settings.database_url.partition(":///")
     return path if scheme.startswith("sqlite") else ""
 
 
-def _embedded(settings: Settings, isolation: Isolation | None) -> EmbeddedCluster:
+def _make_embedded(settings: Settings, isolation: Isolation | None) -> EmbeddedCluster:
     machine = hardware.find(os.environ)
     cpus = settings.num_cpus or machine.cpus
     gpus = machine.gpus if settings.num_gpus is None else settings.num_gpus
@@ -439,23 +318,59 @@ def _embedded(settings: Settings, isolation: Isolation | None) -> EmbeddedCluste
     )
 
 
+def _register_token(store: Store, settings: Settings) -> None:
+    if settings.cluster_token_file is None:
+        return
+    try:
+        register_cluster_token(store, settings.cluster_token_file, settings.cluster, now=time.time())
+    except ClusterTokenError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _describe_isolation(isolation: Isolation) -> str:
+    workers, gateway = isolation.workers, isolation.gateway
+    return f"isolate: code of jobs runs as user {workers.name} ({workers.home}), the gateway as {gateway.name}"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def _warnings(embedded: EmbeddedCluster | None, settings: Settings) -> tuple[str, ...]:
-    away = embedded.away if embedded is not None else ()
-    if not away:
+    dead_nodes = embedded.away if embedded is not None else ()
+    if not dead_nodes:
         return ()
     if settings.leave_dead_nodes:
         reason = "A node that died is not started again (--leave-dead-nodes)."
     else:
         reason = f"Each is started again after a pause, {FIRST_PAUSE_S:g} s at first and {LONGEST_PAUSE_S:g} s at most."
-    return (f"Nodes of the embedded Ray cluster are away: {', '.join(away)}. {reason}",)
+    return (f"Nodes of the embedded Ray cluster are away: {', '.join(dead_nodes)}. {reason}",)
 
 
-def _netloc(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _make_issuer(settings: Settings, waits: WaitTallies) -> Issuer | None:
+    if not settings.oidc_issuer:
+        return None
+    rules = ClaimRules(
+        user_claim=settings.oidc_user_claim,
+        role_claim=settings.oidc_role_claim,
+        roles=settings.oidc_roles,
+        projects_claim=settings.oidc_projects_claim,
+    )
+    config = IssuerConfig(issuer=settings.oidc_issuer, audience=settings.oidc_audience, rules=rules)
+    return Issuer(config, waits=waits)
+
+
+def _connection_limits(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
+        of_address=settings.limit_address_connections,
+        in_all=settings.limit_connections,
+        proxies=settings.trusted_proxies,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind before anything else is started, so that a port that is in use fails early."""
+    """Return a socket that listens. Raises SystemExit, with what to do."""
     # The protocol is named because asyncio disables Nagle's algorithm only then. With that algorithm every answer on a
     # kept-alive connection waits 40 ms for a delayed acknowledgement.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -470,3 +385,100 @@ def _listen(host: str, port: int) -> socket.socket:
         raise SystemExit(f"cannot listen on {_netloc(host, port)}: {error.strerror}. {way_out}") from error
     listener.listen(2048)
     return listener
+
+
+def _stop_on_signals(server: uvicorn.Server, stop: StopRequest) -> None:
+    """Let SIGINT and SIGTERM request a stop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.signal)
+    # uvicorn's handlers raise the signal a second time, which would interrupt the stop of the cluster
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+
+
+def _netloc(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reachable(host: str) -> str:
+    """Return an address of this machine at which a server that listens on `host` answers."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
+    """Return the environment of the gateway: with the token of the Ray cluster, and no setting of the server."""
+    if embedded is not None:
+        return {**inherited(os.environ), **embedded.environment}
+    return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}
+
+
+async def _start_cluster(
+    settings: Settings, embedded: EmbeddedCluster | None, stop: asyncio.Event
+) -> asyncio.Task[None] | None:
+    """Start the embedded cluster, unless `stop` is set. Return the task that keeps it alive; None without a cluster."""
+    while embedded is not None and not stop.is_set():
+        try:
+            _say("Ray: starting the cluster of this server; jobs are accepted and wait for it")
+            await asyncio.to_thread(embedded.start)
+            return asyncio.create_task(_keep_alive(embedded))
+        except Exception:
+            _log.exception("cluster.start_failed")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), timeout=5.0)
+    if settings.ray_address is not None:
+        _say(f"Ray: connecting to the cluster at {settings.ray_address}")
+    elif settings.cluster:
+        _say(f"Ray: waiting for the cluster {settings.cluster} to join (shoal join); jobs are accepted and wait for it")
+    return None
+
+
+async def _keep_alive(embedded: EmbeddedCluster) -> None:
+    """Start dead processes of the embedded cluster again."""
+    # polled, because the death of a process that an earlier server started is not signalled to this one
+    while True:
+        await asyncio.sleep(_HEAL_S)
+        try:
+            await asyncio.to_thread(embedded.heal)
+        except Exception:
+            _log.exception("embedded_cluster.heal_failed")
+
+
+async def _wait_until_joined(clusters: JoinedClusters, stop: asyncio.Event) -> None:
+    """Wait until a gateway has reported, or `stop` is set."""
+    began_mono, loop, joined = time.monotonic(), asyncio.get_running_loop(), asyncio.Event()
+
+    def changed(_: str) -> None:
+        loop.call_soon_threadsafe(joined.set)
+
+    def is_connected() -> bool:
+        return any(entry.cluster.connected for entry in clusters.joined.values())
+
+    unwatch = clusters.watch(changed)
+    while not is_connected() and not stop.is_set():
+        joined.clear()
+        waits = [asyncio.create_task(event.wait()) for event in (joined, stop)]
+        await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        with contextlib.suppress(StoreUnavailable):
+            await asyncio.to_thread(clusters.refresh)
+    unwatch()
+    if is_connected():
+        _say(f"Ray: connected after {time.monotonic() - began_mono:.1f} s; jobs can start")
+
+
+async def _stop(server: uvicorn.Server, stop: StopRequest, running: asyncio.Task[None], saving_s: float) -> None:
+    """Wait for a stop request, then at most `saving_s` until the jobs are saved, then end the server.
+
+    Requests are answered until then, so that a user who watches a job sees its end.
+    """
+    await stop.requested.wait()
+    if not stop.now.is_set():
+        second_signal = asyncio.create_task(stop.now.wait())
+        done, _ = await asyncio.wait([running, second_signal], timeout=saving_s, return_when=asyncio.FIRST_COMPLETED)
+        second_signal.cancel()
+        if not done:
+            _say(f"Not saved within {saving_s:g} s (SHOAL_STOP_S): stopping now.")
+        stop.now.set()
+        await asyncio.wait([running], timeout=_STOP_S)
+    server.should_exit = True

@@ -15,8 +15,10 @@ from shoal_workers.contract import Frozen, LogStream, Profiled, Stacks
 
 
 class PendingEvent(Frozen):
-    """An event that the store has not numbered yet, in the form in which it is sent and stored. `type` and `data` are
-    open, so that a control plane passes on what a newer supervisor reports."""
+    """An event that the store has not numbered yet, in the form in which it is sent and stored.
+
+    `type` and `data` may be any, so that a control plane passes on the events of a newer supervisor.
+    """
 
     at: float
     type: str
@@ -38,7 +40,7 @@ class PendingLog(Frozen):
 
 
 class SuspectedNode(Frozen):
-    """A worker on this node was at fault, and the cause may be the node."""
+    """A node that may be the cause of a failure, because a worker on it was at fault."""
 
     at: float
     node_id: str
@@ -46,12 +48,12 @@ class SuspectedNode(Frozen):
 
 
 class StacksAnswer(Frozen):
-    """What the workers do, as a directive has asked."""
+    """The answer to a directive that requests the stacks of the workers."""
 
     number: int
     """Number of the request."""
     stacks: Stacks | None
-    """None if the attempt is over, or begins."""
+    """None if the attempt has no workers now, because it begins or is over."""
 
 
 class SupervisorReports(Frozen):
@@ -64,9 +66,9 @@ class SupervisorReports(Frozen):
     """Number of the last item; it is stored with the items, so that each is stored exactly once."""
     events: tuple[PendingEvent, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
-    """New and changed ones, complete; stored by id."""
+    """New and changed incidents, complete; stored by id."""
     checkpoints: tuple[CheckpointView, ...] = ()
-    """New and changed ones, complete; stored by (step, attempt, generation)."""
+    """New and changed checkpoints, complete; stored by (step, attempt, generation)."""
     series: tuple[SeriesPoint, ...] = ()
     """Stored by step: a step that is computed again after a rollback replaces its former point."""
     logs: tuple[PendingLog, ...] = ()
@@ -75,9 +77,9 @@ class SupervisorReports(Frozen):
     suspects: tuple[SuspectedNode, ...] = ()
     """Nodes that go on probation."""
     profiles: tuple[Profiled, ...] = ()
-    """How requests for profiles have ended; stored by number, the first of each."""
+    """Ended requests for profiles; stored by number, the first of each."""
     stacks: StacksAnswer | None = None
-    """The newest one."""
+    """The newest answer."""
     status: JobStatus
     """The newest status."""
     workers: tuple[WorkerView, ...] = ()

@@ -1,6 +1,6 @@
 """Settings of a control plane: from keyword arguments, else from the environment (SHOAL_...), else the defaults.
 
-The only file of the service that reads the environment. Made once by `shoal serve`, then passed.
+The only module of the service that reads the environment. `shoal serve` makes the settings once and passes them on.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Settings(BaseSettings):
     """The label of a Ray node (`ray start --labels rack=r1`) whose value names its rack. Workers of one rack get
     neighbouring ranks. Nodes without the label count as one rack."""
 
-    checkpoint_url: str = Field(default_factory=lambda given: str(_of_jobs(given) / "checkpoints"))
+    checkpoint_url: str = Field(default_factory=lambda given: str(_jobs_directory(given) / "checkpoints"))
     """Checkpoint directory of jobs without a checkpoint.url. Default: checkpoints/ in state_dir, or in isolate_dir with
     isolate."""
 
@@ -251,7 +251,7 @@ class Settings(BaseSettings):
 
     @property
     def allowed_places(self) -> AllowedPlaces:
-        """What specs may name. Links on this machine are followed, so that a root may be one."""
+        """Places that specs may name. Each root is in it as given and with its links resolved."""
         paths = [path.strip() for path in self.allowed_paths.split(",") if path.strip()]
         protocols = frozenset(
             protocol.strip().lower() for protocol in self.allowed_protocols.split(",") if protocol.strip()
@@ -291,13 +291,13 @@ class Settings(BaseSettings):
 
     @field_validator("max_probation")
     @classmethod
-    def _limit(cls, limit: str) -> str:
+    def _is_limit(cls, limit: str) -> str:
         probation_limit(limit, 1)
         return limit
 
     @field_validator("webhooks")
     @classmethod
-    def _are_known(cls, hooks: tuple[ServiceWebhook, ...]) -> tuple[ServiceWebhook, ...]:
+    def _have_known_events(cls, hooks: tuple[ServiceWebhook, ...]) -> tuple[ServiceWebhook, ...]:
         names = [hook.name for hook in hooks]
         if len(set(names)) < len(names):
             raise ValueError("two webhooks have the same name.")
@@ -323,14 +323,21 @@ class Settings(BaseSettings):
 
     @field_validator("state_dir", "webhook_secrets_dir", "isolate_dir")
     @classmethod
-    def _absolute(cls, path: Path) -> Path:
+    def _make_absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
 
     @field_validator("checkpoint_url")
     @classmethod
-    def _one_place(cls, url: str) -> str:
-        """The workers have other working directories than the server."""
+    def _make_absolute_url(cls, url: str) -> str:
+        """Make the URL independent of the working directory, which is another one in workers."""
         return absolute(url, Path.cwd())
+
+    @field_validator("cluster")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        if name and not re.fullmatch(CLUSTER_PATTERN, name):
+            raise ValueError("a cluster's name has lower-case letters, digits and hyphens, at most 63, as in east-1.")
+        return name
 
     @model_validator(mode="after")
     def _tokens_are_encrypted(self) -> Self:
@@ -360,13 +367,6 @@ class Settings(BaseSettings):
                 "(SHOAL_OIDC_ROLES): without them nobody, or everybody of the issuer, would be let in."
             )
         return self
-
-    @field_validator("cluster")
-    @classmethod
-    def _is_name(cls, name: str) -> str:
-        if name and not re.fullmatch(CLUSTER_PATTERN, name):
-            raise ValueError("a cluster's name has lower-case letters, digits and hyphens, at most 63, as in east-1.")
-        return name
 
     @model_validator(mode="after")
     def _isolates_its_own_cluster(self) -> Self:
@@ -399,7 +399,7 @@ class Settings(BaseSettings):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only programs of this machine reach an address."""
+    """Return True if only programs of this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -409,7 +409,7 @@ def is_loopback(host: str) -> bool:
 
 
 def load_settings(**given: object) -> Settings:
-    """Reads the settings from the environment and from files. Raises SettingsError."""
+    """Read the settings from arguments, the environment and files. Raises SettingsError."""
     secrets = os.environ.get(SECRETS_DIR) or None
     if secrets is not None and not Path(secrets).is_dir():
         raise SettingsError(
@@ -421,8 +421,8 @@ def load_settings(**given: object) -> Settings:
         lines = []
         for detail in error.errors(include_url=False):
             name = ".".join(str(part) for part in detail["loc"])
-            shown = f"{name} {detail['input']!r}: " if name else ""
-            lines.append(shown + str(detail["msg"]).removeprefix("Value error, "))
+            prefix = f"{name} {detail['input']!r}: " if name else ""
+            lines.append(prefix + str(detail["msg"]).removeprefix("Value error, "))
         raise SettingsError(
             "\n".join(lines)
             + f"\nSettings come from options, from the environment (SHOAL_<NAME>) and from files in {SECRETS_DIR}."
@@ -430,19 +430,19 @@ def load_settings(**given: object) -> Settings:
 
 
 def take_webhook_secrets() -> dict[str, str]:
-    """The secrets of webhooks in the environment, by variable. They are removed from it, so that no process that this
-    one starts inherits them: workers run code of users."""
+    """Remove the secrets of webhooks from the environment, and return them by variable."""
+    # workers run code of users, and must not inherit the secrets
     names = [name for name in os.environ if name.startswith(SECRET_VARIABLE)]
     return {name: os.environ.pop(name) for name in names}
 
 
-def _of_jobs(given: dict[str, Any]) -> Path:
-    """Where jobs write, unless another setting names a place."""
+def _jobs_directory(given: dict[str, Any]) -> Path:
+    """Return the directory in which jobs write by default. `given`: see `_below_state`."""
     directory: Path = given.get("isolate_dir", Path()) if given.get("isolate") else given.get("state_dir", Path())
     return directory
 
 
 def _below_state(given: dict[str, Any], name: str) -> Path:
-    """`given` are the fields that are valid so far. Without a valid state_dir the result is not used."""
-    state_dir: Path = given.get("state_dir", Path())
+    """Return a path below state_dir. `given`: the fields that are valid so far, perhaps without state_dir."""
+    state_dir: Path = given.get("state_dir", Path())  # if it is invalid, the result is not used
     return state_dir / name

@@ -30,7 +30,7 @@ from shoal_workers.engine.generation_ends import TaskFailed
 from shoal_workers.engine.loop.entry import function_of
 from shoal_workers.engine.loop.proof import reduced
 from shoal_workers.engine.loop.run import Run
-from shoal_workers.engine.loop.trials import Crashed, Plan, failed, find
+from shoal_workers.engine.loop.trials import Crashed, Plan, describe_failure, run_trials
 from shoal_workers.engine.loop.verdict import NEWCOMER, REPEATED, SPLIT, SURVIVOR, UNDISTURBED, Trial
 from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.task.randomness import seed_everything
@@ -59,7 +59,7 @@ def main() -> int:
     try:
         function = on_training_thread(lambda: _function_of(spec), lambda: None)
     except TaskFailed as error:
-        say({"failed": failed(error.report)})
+        say({"failed": describe_failure(error.report)})
         return 1
     findings: dict[str, Any] = {}
     entered_after: int | None = ENTERED_AFTER
@@ -81,7 +81,7 @@ def main() -> int:
             on_thread=on_training_thread,
         )
         try:
-            newest, whole = find(plan, names, lambda name: say({"phase": f"the {name} trial", "note": ""}))
+            newest, whole = run_trials(plan, names, lambda name: say({"phase": f"the {name} trial", "note": ""}))
         except Crashed as crashed:
             if crashed.code < 0:
                 os.kill(os.getpid(), -crashed.code)  # `shoal check` says how the program has crashed

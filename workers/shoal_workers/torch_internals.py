@@ -1,15 +1,14 @@
-"""Every private name of torch that Shoal uses stands here: why, what it would cost to do without, and what is public.
+"""Wraps every private name of torch that Shoal uses.
 
-A new version of torch can break nothing else than this module; tests/unit/tree/test_torch_internals.py holds that no
-other module uses a private name. Each entry says
+A new version of torch can break only this module: tests/unit/tree/test_torch_internals.py checks that no other module
+uses a private name. Each entry states
 
     why          what Shoal does with it
     without      what doing without would cost
     public       the public alternative, if there is one
 
 Names that are written as private but that every extension of torch relies on are in `WIDELY_USED`; they may stand
-anywhere. Operators (`torch.ops.aten._scaled_mm`) are names of the dispatcher, and no private names of a module.
-Called by the engine's rooms.
+anywhere. Operators (`torch.ops.aten._scaled_mm`) are names of the dispatcher, not private names of a module.
 """
 
 from __future__ import annotations
@@ -240,14 +239,15 @@ def policy_of(group: Any) -> MixedPrecisionPolicy:
 
 
 def set_policy(group: Any, policy: MixedPrecisionPolicy) -> None:
-    """Before the first forward. FSDP reads that of the group, and since torch 2.15 that of each record."""
+    """Set the policy of a group before the first forward pass."""
+    # FSDP reads the policy of the group, and since torch 2.15 that of each record
     group.mp_policy = policy
     for record in group.fsdp_params:
         record.mp_policy = policy
 
 
 def has_run(unit: FSDPModule) -> bool:
-    """Return whether a root has been run, so that it has something to reset."""
+    """Return True if a root unit has run, so that it has something to reset."""
     return unit._get_fsdp_state()._is_root is not None
 
 
@@ -269,7 +269,7 @@ def run_fsdp_hook_first(unit: nn.Module) -> None:
 
 
 def collectives_of(group: Any) -> tuple[Any, Any]:
-    """What gathers and what sums the parameters of a group."""
+    """Return the collectives that gather the parameters of a group and sum their gradients."""
     return group._all_gather_comm, group._reduce_scatter_comm
 
 
@@ -279,7 +279,7 @@ def set_collectives(group: Any, gather: Any, scatter: Any) -> None:
 
 
 def replicas_of(group: Any) -> dist.ProcessGroup | None:
-    """The group in which FSDP sums the sums over shards; None if it does not do so now."""
+    """Return the process group of FSDP's all-reduce over replicas; None if it does none now."""
     replicas: dist.ProcessGroup | None = None
     if group._is_hsdp and group.all_reduce_grads:
         replicas = group._all_reduce_process_group
@@ -329,8 +329,7 @@ def keep_gradients_as_computed(group: Any) -> None:
 
 
 def has_gradient(record: Any) -> bool:
-    """Return whether the whole parameter of a record, which was gathered, has a gradient that is not yet summed over
-    ranks."""
+    """Return True if the gathered parameter of a record has a gradient that is not yet summed over ranks."""
     has_sum = not _SUMS_ARE_GRADIENTS and record.unsharded_accumulated_grad is not None
     return has_sum or gathered(record).grad is not None
 

@@ -1,7 +1,7 @@
 """The errors of the HTTP edge, and how every error becomes an RFC 9457 problem document. A client never sees a
 traceback or an internal message.
 
-ServiceError                of the edge (below), of the store and of the service, see `shoal_service/problems.py`
+ServiceError                those of the edge are below; for the others see `shoal_service/problems.py`
 SpecError, CodeArchiveError an invalid spec
 FastAPI's and Starlette's   unknown route, wrong method, invalid parameters
 anything else               500 with an `error_id`; answered by `edge.Edge`, which logs the cause under that id
@@ -27,7 +27,7 @@ from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 PROBLEM_JSON = "application/problem+json"
 _MAX_ERRORS = 100
 _UNAVAILABLE = 503
-_COME_BACK_S = "2"
+_RETRY_AFTER_S = "2"
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'"}
 
 
@@ -166,7 +166,7 @@ def problem_response(error: ServiceError, instance: str, error_id: str | None = 
         errors=error.errors[:_MAX_ERRORS],
         error_id=error_id,
     )
-    headers = {"Retry-After": _COME_BACK_S} if kind.status == _UNAVAILABLE else {}
+    headers = {"Retry-After": _RETRY_AFTER_S} if kind.status == _UNAVAILABLE else {}
     body = problem.model_dump_json(exclude_none=True)
     return Response(body, kind.status, headers | dict(error.headers or {}), media_type=PROBLEM_JSON)
 
@@ -204,13 +204,14 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Return the methods of all routes with this path; the router knows only those of the first."""
+    """Return the methods of all routes with this path, as the header Allow lists them."""
+    # the header that the router sets has only those of the first route
     paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
     methods = {
         verb.upper()
-        for template, verbs in paths.items()
+        for template, operations in paths.items()
         if compile_path(template)[0].match(request.url.path)
-        for verb in verbs
+        for verb in operations
     }
     return ", ".join(sorted(methods))
 

@@ -3,17 +3,17 @@
 The control plane never speaks to a gateway: everything goes through the store, so each control plane has the same view
 and a takeover loses nothing.
 
-    JoinedClusters   a JoinedCluster for each row of the store's table of clusters, made when the row appears and closed
-                     when it is removed; the one of this service's own name is there from the start
-    JoinedCluster    one of them:
-      a verb         writes an order to the store; its future is settled with the answer (`clusters/verbs.py`)
-      snapshot       that of the newest report, unless the gateway has been silent for STALE_S
-      one thread     reads reports and answers: when this process has stored one, and at the latest after a moment,
-                     since the gateway may have dialled another control plane
+    JoinedClusters   has a JoinedCluster for each row of the store's table of clusters, made when the row appears and
+                     closed when it is removed; the cluster with the service's own name exists from the start
+    JoinedCluster    a cluster that has joined:
+      a verb         writes an order to the store; its future gets the answer (`clusters/verbs.py`)
+      snapshot       that of the newest report, unless the gateway has not reported for STALE_S
+      a thread       reads reports and answers: when this process has stored one, and also from time to time, since the
+                     gateway may have dialled another control plane
 
-`shoal serve` makes them; the control loop and its drivers call them, on the loop and on threads. An order has the epoch
-of the lease and is written under it, so a control plane that has lost the lease orders nothing; its orders that no
-gateway has taken are void. An order that is no longer waited for is deleted.
+The control loop and its drivers call them, on the loop and on threads. An order has the epoch of the lease and is
+written under it, so a control plane that has lost the lease orders nothing; its orders that no gateway has taken are
+void. If the caller stops waiting, its order is deleted.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from shoal_service.telemetry.tallies import WaitTallies
 from shoal_workers.contract import Frozen
 
 STALE_S = 5.0
-"""A gateway that has reported nothing for this long is away."""
+"""Seconds without a report after which a gateway counts as unreachable."""
 _REREAD_S = 0.25
-"""Pause between two readings while a call waits: another control plane may have stored the answer."""
+"""Seconds between two readings while a call waits: another control plane may have stored the answer."""
 _REREAD_IDLE_S = 1.0
 _CLEAN_S = 10.0
+"""Seconds between two deletions of answered orders."""
 _KEPT_S = 60.0
-"""Answered orders are deleted after this time."""
+"""Age in seconds from which answered orders are deleted."""
 _SNAPSHOT: TypeAdapter[ClusterSnapshot] = TypeAdapter(ClusterSnapshot)
 _log = logging.getLogger(__name__)
 
 
 class JoinedClusters:
-    """The clusters that have joined. The real `protocols.Clusters`.
+    """Clusters that have joined; implements `protocols.Clusters`.
 
     Call `close` at the end. Everything but `refresh` may be called from any thread.
     """
@@ -66,7 +67,7 @@ class JoinedClusters:
         lease: Callable[[], Lease | None],
         waits: WaitTallies | None = None,
     ) -> None:
-        """`lease`: the one of this process, None while it has none. From any thread."""
+        """`lease`: returns the lease of this process, None while it has none. Called from any thread."""
         self._store = store
         self._own = own
         self._waits = waits or WaitTallies()
@@ -77,11 +78,11 @@ class JoinedClusters:
         self._lock = threading.Lock()
         self._started: dict[str, JoinedCluster] = {}
         self._absent: dict[str, JoinedCluster] = {}
-        """Clusters that were asked for and have not joined."""
+        """Unstarted clusters that `of` has returned for names that have not joined."""
         self._watchers: list[Callable[[str], None]] = []
         self._joined: Mapping[str, JoinedAs] = {}
         self._is_closed = False
-        self._adopt({own: JoinedAs(cluster=self._made(own))})
+        self._replace({own: JoinedAs(cluster=self._start(own))})
 
     @property
     def own(self) -> str:
@@ -93,19 +94,19 @@ class JoinedClusters:
 
     def refresh(self) -> None:
         with self._store.read() as tx:
-            known = {linked.name: linked for linked in cluster_links.entries(tx)}
-        names = [self._own, *(name for name in known if name != self._own)]
+            entries = {entry.name: entry for entry in cluster_links.entries(tx)}
+        names = [self._own, *(name for name in entries if name != self._own)]
         with self._lock:
             if self._is_closed:
                 return
         joined = {}
         for name in names:
-            entry = known.get(name)
-            made = self._made(name)
-            joined[name] = (
-                JoinedAs(cluster=made, labels=entry.labels, cordon=entry.cordon) if entry else JoinedAs(cluster=made)
-            )
-        self._adopt(joined)
+            entry, cluster = entries.get(name), self._start(name)
+            if entry is None:
+                joined[name] = JoinedAs(cluster=cluster)
+            else:
+                joined[name] = JoinedAs(cluster=cluster, labels=entry.labels, cordon=entry.cordon)
+        self._replace(joined)
 
     def of(self, name: str) -> JoinedCluster:
         name = name or self._own
@@ -113,7 +114,7 @@ class JoinedClusters:
             if (started := self._started.get(name)) is not None:
                 return started
             if name not in self._absent:
-                self._absent[name] = self._cluster(name)
+                self._absent[name] = self._make(name)
             return self._absent[name]
 
     def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
@@ -121,40 +122,42 @@ class JoinedClusters:
         return lambda: self._watchers.remove(changed)
 
     def close(self) -> None:
-        """Closes all clusters. Calls that wait fail."""
+        """Close all clusters. Calls that wait fail."""
         with self._lock:
             self._is_closed = True
             started, self._started = [*self._started.values()], {}
         for cluster in started:
             cluster.close()
 
-    def _cluster(self, name: str) -> JoinedCluster:
-        return JoinedCluster(self._store, name, self._clock, self._lease, self._waits)
-
-    def _made(self, name: str) -> JoinedCluster:
+    def _start(self, name: str) -> JoinedCluster:
+        """Return the cluster of this name, started if it was not."""
         with self._lock:
             if name not in self._started:
-                cluster = self._cluster(name)
-                cluster.watch(lambda: self._changed(name))
+                cluster = self._make(name)
+                cluster.watch(lambda: self._announce(name))
                 self._started[name] = cluster.start()
                 self._absent.pop(name, None)
             return self._started[name]
 
-    def _adopt(self, joined: Mapping[str, JoinedAs]) -> None:
+    def _make(self, name: str) -> JoinedCluster:
+        return JoinedCluster(self._store, name, self._clock, self._lease, self._waits)
+
+    def _replace(self, joined: Mapping[str, JoinedAs]) -> None:
+        """Set what has joined, and close the clusters that are no longer among it."""
         with self._lock:
             gone = [self._started.pop(name) for name in [*self._started] if name not in joined]
             self._joined = joined
         for cluster in gone:
             cluster.close()
 
-    def _changed(self, name: str) -> None:
+    def _announce(self, name: str) -> None:
         for changed in tuple(self._watchers):
             changed(name)
 
 
 @dataclass(frozen=True, slots=True)
-class _Newest:
-    """The newest report, as this process has seen it."""
+class _Report:
+    """The newest report that this process has read. Number -1 if it has read none."""
 
     life: str = ""
     number: int = -1
@@ -166,15 +169,15 @@ class _Newest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _PendingOrder:
     verb: Verb
     answer: Future[Any]
 
 
 class JoinedCluster:
-    """One cluster that has joined. The real `protocols.Cluster`.
+    """A cluster that has joined; implements `protocols.Cluster`.
 
-    Call `start` first, and `close` at the end. One that was not started answers no call.
+    Call `start` first, and `close` at the end. Without `start`, every call raises ClusterUnreachable.
     """
 
     def __init__(
@@ -185,7 +188,7 @@ class JoinedCluster:
         lease: Callable[[], Lease | None],
         waits: WaitTallies | None = None,
     ) -> None:
-        """`lease`: the one of this process, None while it has none. From any thread."""
+        """`lease`: returns the lease of this process, None while it has none. Called from any thread."""
         self._store = store
         self.name = name
         self._waits = waits or WaitTallies()
@@ -193,21 +196,21 @@ class JoinedCluster:
         self._lease = lease
         self._epoch: int | None = None
         """Epoch of the newest lease of this process."""
-        self._newest = _Newest()
+        self._newest = _Report()
         self._lock = threading.Condition()
         self._is_woken = self._is_closed = False
-        self._pending: dict[int, _Waiting] = {}
-        self._unwanted: set[int] = set()
-        """Orders whose answers this process no longer waits for."""
+        self._pending: dict[int, _PendingOrder] = {}
+        self._abandoned: set[int] = set()
+        """Numbers of orders whose answers nothing waits for any more."""
         self._watchers: list[Callable[[], None]] = []
-        self._thread = threading.Thread(target=self._watch, daemon=True, name=f"cluster {name}")
+        self._thread = threading.Thread(target=self._poll_store, daemon=True, name=f"cluster {name}")
 
     def start(self) -> JoinedCluster:
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Closes the cluster. Calls that wait fail."""
+        """Close the cluster. Calls that wait fail."""
         with self._lock:
             self._is_closed = self._is_woken = True
             self._lock.notify_all()
@@ -222,7 +225,7 @@ class JoinedCluster:
 
     @property
     def address(self) -> str:
-        """Address of the Ray cluster, as its gateway knows it; empty: no gateway has reported."""
+        """Address of the Ray cluster, from its gateway; empty if none has reported."""
         return self._newest.address
 
     @property
@@ -248,18 +251,17 @@ class JoinedCluster:
         return lambda: self._watchers.remove(changed)
 
     def __getattr__(self, name: str) -> Any:
-        """Makes any other method of `protocols.Cluster`: it orders the verb of this name, and returns the answer. No
-        thread waits for it.
+        """Return any other method of `protocols.Cluster`: a coroutine function that orders the verb of this name.
 
-        Raises what the call raises in the cluster; ClusterUnreachable.
+        The method returns the answer. It raises what the call raises in the cluster, and ClusterUnreachable.
         """
         verb = BY_METHOD.get(name)
         if verb is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return partial(self._ask, verb)
+        return partial(self._order, verb)
 
-    async def _ask(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
-        """Orders a verb and waits for the answer. If the caller is cancelled, so is the order."""
+    async def _order(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
+        """Order a verb and wait for the answer. If the caller is cancelled, so is the order."""
         number, answer = await asyncio.to_thread(self._write, verb, verb.asked(*arguments, **named))
         try:
             async with self._waits.bounded(verb.kind, verb.limit_s):
@@ -267,13 +269,13 @@ class JoinedCluster:
         except TimeoutError:
             raise OrderUnanswered(f"{verb.kind}: the gateway has not answered within {verb.limit_s:g} s") from None
         finally:
-            self._leave(number)
+            self._stop_waiting(number)
 
     def _write(self, verb: Verb, request: Frozen) -> tuple[int, Future[Any]]:
-        """Writes an order. Blocks on the store. Raises ClusterUnreachable, LeaseLost."""
+        """Write an order. Blocks on the store. Raises ClusterUnreachable, LeaseLost."""
         if reason := self._why_unreachable(self._newest):
             raise ClusterUnreachable(reason)
-        epoch = self._own_epoch()
+        epoch = self._order_epoch()
         if epoch is None:
             raise ClusterUnreachable("this control plane has never had the lease on the jobs, so it orders nothing")
         arguments = to_json(request.model_dump(), inf_nan_mode="constants", serialize_unknown=True).decode()
@@ -288,43 +290,44 @@ class JoinedCluster:
         with self._lock:
             if self._is_closed:
                 raise ClusterUnreachable("the server stops")
-            self._pending[number] = _Waiting(verb, answer)
+            self._pending[number] = _PendingOrder(verb, answer)
             self._is_woken = True  # the answer may have been stored already
             self._lock.notify_all()
         return number, answer
 
-    def _own_epoch(self) -> int | None:
-        """The epoch under which orders are written. A server that stops ends its drivers after it has dropped its
-        lease; the store fences what they order."""
+    def _order_epoch(self) -> int | None:
+        """Return the epoch under which orders are written; None if this process never had the lease."""
+        # A server that stops drops its lease before it ends its drivers. They still order under the last epoch, and
+        # the store refuses that if another control plane has the lease.
         if (lease := self._lease()) is not None:
             self._epoch = lease.epoch
         return self._epoch
 
-    def _leave(self, number: int) -> None:
-        """Notes that a caller waits no more: it has its answer, or was cancelled."""
+    def _stop_waiting(self, number: int) -> None:
+        """Note that nothing waits for an order any more: it was answered, or its caller was cancelled."""
         with self._lock:
             if self._pending.pop(number, None) is not None:
-                self._unwanted.add(number)
+                self._abandoned.add(number)
                 self._is_woken = True
                 self._lock.notify_all()
 
-    def _why_unreachable(self, newest: _Newest) -> str:
-        """Why the cluster cannot be reached; empty if the gateway reports and Ray answers it."""
+    def _why_unreachable(self, newest: _Report) -> str:
+        """Return why the cluster cannot be reached; empty if the gateway reports and Ray answers it."""
         silent_s = self._clock.monotonic() - newest.seen_mono
         if silent_s > STALE_S:
             if not newest.life and newest.number <= 0:
                 return f"no gateway speaks for the cluster {self.name!r}"
-            shown = f"{silent_s:.0f} s" if silent_s < 1e9 else "as long as this server runs"
-            return f"the gateway of the cluster {self.name!r} has been silent for {shown}"
+            duration = f"{silent_s:.0f} s" if silent_s < 1e9 else "as long as this server runs"
+            return f"the gateway of the cluster {self.name!r} has been silent for {duration}"
         if not newest.life:
             return f"no gateway speaks for the cluster {self.name!r}"
         if newest.error:
             return newest.error
         return "" if newest.snapshot is not None else "the gateway has not looked at its cluster yet"
 
-    # --- the thread
+    # --- on the thread of the cluster
 
-    def _watch(self) -> None:
+    def _poll_store(self) -> None:
         cleaned_mono = self._clock.monotonic()
         with self._store.subscribe(self._wake, reports_of(self.name)):
             while True:
@@ -337,14 +340,14 @@ class JoinedCluster:
                 try:
                     self._read_report()
                     self._read_answers()
-                    self._cancel()
+                    self._cancel_abandoned()
                     if self._clock.monotonic() - cleaned_mono > _CLEAN_S:
                         cleaned_mono = self._clock.monotonic()
-                        self._clean()
+                        self._delete_answered()
                 except StoreUnavailable as error:
                     _log.warning("cluster.store_unavailable", extra={"error": str(error)})
                 except Exception:
-                    _log.exception("cluster.read_failed")  # whatever it was, calls must not wait for ever
+                    _log.exception("cluster.read_failed")  # the thread must go on, or calls would wait for ever
         self._fail_all("the server stops")
 
     def _wake(self, _: str) -> None:
@@ -353,30 +356,31 @@ class JoinedCluster:
             self._lock.notify_all()
 
     def _read_report(self) -> None:
-        known = self._newest
-        if self._store.reading(cluster_links.newest_report)(self.name) == (known.life, known.number):
-            if self._why_unreachable(known):
-                self._fail_all(self._why_unreachable(known))
+        last = self._newest
+        if self._store.reading(cluster_links.newest_report)(self.name) == (last.life, last.number):
+            if self._why_unreachable(last):
+                self._fail_all(self._why_unreachable(last))
             return
         with self._store.read() as tx:
             row = cluster_links.find(tx, self.name)
         if row is None:
             return
-        snapshot = known.snapshot
-        if (row.life, row.snapshot_report) != (known.life, known.snapshot_report):
+        snapshot = last.snapshot
+        if (row.life, row.snapshot_report) != (last.life, last.snapshot_report):
             try:
                 snapshot = _SNAPSHOT.validate_json(row.snapshot) if row.snapshot else None
             except ValidationError as error:
-                _log.warning("cluster.snapshot_refused", extra={"error": _words(error)})
+                _log.warning("cluster.snapshot_refused", extra={"error": _describe_error(error)})
                 snapshot = None
-        # What is read first was reported before this process ran, maybe long ago: it counts once the next one comes.
-        seen_mono = self._clock.monotonic() if known.number >= 0 else known.seen_mono
-        self._newest = newest = _Newest(
+        # The first report may have been stored long before this process ran, so the cluster counts as reachable only
+        # once the second one comes.
+        seen_mono = self._clock.monotonic() if last.number >= 0 else last.seen_mono
+        self._newest = newest = _Report(
             row.life, row.report, seen_mono, row.address, row.error, snapshot, row.snapshot_report
         )
         if reason := self._why_unreachable(newest):
             self._fail_all(reason)
-        if _watched(known.snapshot) != _watched(snapshot) or known.error != row.error:
+        if _announced_part(last.snapshot) != _announced_part(snapshot) or last.error != row.error:
             for changed in tuple(self._watchers):
                 changed()
 
@@ -387,57 +391,57 @@ class JoinedCluster:
             return
         with self._store.read() as tx:
             answers = cluster_links.answers_of(tx, self.name, pending.keys())
-        for number, waiting in pending.items():
+        for number, order in pending.items():
             text = answers.get(number, "")
             if text is None:
-                continue
+                continue  # not answered yet
             with self._lock:
                 self._pending.pop(number, None)
             if not text:
-                _settle(waiting.answer, error=ClusterUnreachable("the order was deleted before it was answered"))
+                _settle(order.answer, error=ClusterUnreachable("the order was deleted before it was answered"))
                 continue
             try:
-                _settle_with(waiting, Answer.model_validate_json(text))
+                _give_answer(order, Answer.model_validate_json(text))
             except ValidationError as error:
-                _log.warning("cluster.answer_refused", extra={"kind": waiting.verb.kind, "error": _words(error)})
-                failed = RayCallFailed(f"the answer of the gateway is not valid: {_words(error)}")
-                _settle(waiting.answer, error=failed)
+                _log.warning("cluster.answer_refused", extra={"kind": order.verb.kind, "error": _describe_error(error)})
+                failed = RayCallFailed(f"the answer of the gateway is not valid: {_describe_error(error)}")
+                _settle(order.answer, error=failed)
 
-    def _cancel(self) -> None:
+    def _cancel_abandoned(self) -> None:
         with self._lock:
-            unwanted, self._unwanted = self._unwanted, set()
-        if unwanted:
+            abandoned, self._abandoned = self._abandoned, set()
+        if abandoned:
             with self._store.write() as tx:
-                cluster_links.cancel_orders(tx, self.name, unwanted)
+                cluster_links.cancel_orders(tx, self.name, abandoned)
 
-    def _clean(self) -> None:
-        if self._lease() is not None and (epoch := self._own_epoch()) is not None:
+    def _delete_answered(self) -> None:
+        if self._lease() is not None and (epoch := self._order_epoch()) is not None:
             with self._store.write(epoch) as tx:
                 cluster_links.remove_old_orders(tx, self.name, before=self._clock.time() - _KEPT_S)
 
     def _fail_all(self, reason: str) -> None:
         with self._lock:
             pending, self._pending = self._pending, {}
-            self._unwanted.update(pending)
-        for waiting in pending.values():
-            _settle(waiting.answer, error=ClusterUnreachable(reason))
+            self._abandoned.update(pending)
+        for order in pending.values():
+            _settle(order.answer, error=ClusterUnreachable(reason))
 
 
-def _watched(snapshot: ClusterSnapshot | None) -> object:
-    """The part of a snapshot whose changes are announced to watchers."""
+def _announced_part(snapshot: ClusterSnapshot | None) -> object:
+    """Return the part of a snapshot whose changes are announced to watchers."""
     return None if snapshot is None else (snapshot.nodes, snapshot.failed)
 
 
-def _settle_with(waiting: _Waiting, answer: Answer) -> None:
-    """Gives the answer to its waiter. Raises ValidationError: it is not an answer to that call."""
+def _give_answer(order: _PendingOrder, answer: Answer) -> None:
+    """Settle the future of an order. Raises ValidationError if it is not an answer to that verb."""
     if answer.failure is not None:
-        _settle(waiting.answer, error=answer.failure.error())
+        _settle(order.answer, error=answer.failure.error())
     else:
-        _settle(waiting.answer, value=waiting.verb.answer.validate_json(answer.value))
+        _settle(order.answer, value=order.verb.answer.validate_json(answer.value))
 
 
 def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None = None) -> None:
-    """Settles a future, unless its waiter has cancelled it."""
+    """Settle a future, unless it was cancelled."""
     if answer.set_running_or_notify_cancel():
         if error is not None:
             answer.set_exception(error)
@@ -445,5 +449,5 @@ def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None =
             answer.set_result(value)
 
 
-def _words(error: ValidationError) -> str:
+def _describe_error(error: ValidationError) -> str:
     return str(error.errors(include_url=False, include_input=False)[0])[:MAX_WORDS]

@@ -1,8 +1,9 @@
-"""What all ranks of a group do at one moment: their stacks, clustered by equal ones, with words. Pure.
+"""Clusters equal stacks of the ranks of a group, and describes what each rank does at that moment. Pure.
 
     rank 3 is in the data loader (shapes.py:41 __getitem__) of step 41; ranks 0-2, 4-7 wait in the all-reduce of step 41
 
-The supervisor makes it on request, and by itself when a group stands still or a rank is slow. An incident keeps it.
+The supervisor calls `cluster` on request, and by itself when a group stands still or a rank is slow. An incident keeps
+the `trimmed` result.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _COLLECTIVES = {
     "wait_for_unshard": "all-gather",
     "foreach_reduce": "reduce-scatter",
 }
-"""Functions of torch.distributed, of FSDP and of the engine in which a rank waits for the others. The outermost one
-on the stack is named."""
+"""Functions of torch.distributed, of FSDP and of the engine in which a rank waits for the others. If a stack has
+several, the outermost counts."""
 _COLLECTIVE_FILES = (
     "torch/distributed/",
     "shoal_workers/engine/step/vote.py",
@@ -60,33 +61,39 @@ _PHASES = {
     Phase.COMMITTING: "waiting for the commit",
 }
 _STOPPED = "do_signal_stop"
-"""Name of the kernel's function in which a process is that a signal has stopped; see shoal_workers.stacks."""
-_MAX_CLUSTERS_IN_WORDS = 4
+"""Kernel function in which a process stays while a signal has stopped it; see shoal_workers.stacks."""
+_MAX_CLUSTERS_IN_SUMMARY = 4
 _KEPT_CLUSTERS, _KEPT_FRAMES = 16, 40
 
 
 def cluster(samples: Iterable[tuple[int | None, WorkerStack]], *, at: float, generation: int, reason: str) -> Stacks:
-    """Cluster the stacks of all workers by equal ones, with words. `samples`: each worker's rank, None if it has none,
-    and its stack."""
+    """Cluster equal stacks, and summarise them in one line.
+
+    Args:
+        samples: rank (None if the worker has none) and stack of each worker.
+    """
     groups: dict[object, list[tuple[int | None, WorkerStack]]] = {}
     for rank, stack in samples:
         groups.setdefault((stack.frames, stack.error, _phase_of(stack)), []).append((rank, stack))
     clusters = sorted((_cluster(group) for group in groups.values()), key=lambda c: (len(c.worker_ids), c.ranks))
-    shown = clusters[:_MAX_CLUSTERS_IN_WORDS]
-    words = "; ".join(f"{_who(one)} {_is_or_are(one)} {one.words}" for one in shown)
-    if len(clusters) > len(shown):
-        words += f"; and {len(clusters) - len(shown)} other stacks"
-    return Stacks(at=at, generation=generation, reason=reason, clusters=tuple(clusters), summary=words)
+    displayed = clusters[:_MAX_CLUSTERS_IN_SUMMARY]
+    summary = "; ".join(_sentence(stack_cluster) for stack_cluster in displayed)
+    if len(clusters) > len(displayed):
+        summary += f"; and {len(clusters) - len(displayed)} other stacks"
+    return Stacks(at=at, generation=generation, reason=reason, clusters=tuple(clusters), summary=summary)
 
 
 def trimmed(stacks: Stacks) -> Stacks:
-    """The part of the stacks that an incident keeps: the smallest clusters, and the inner frames of each."""
-    kept = (one.model_copy(update={"frames": one.frames[:_KEPT_FRAMES]}) for one in stacks.clusters[:_KEPT_CLUSTERS])
-    return stacks.model_copy(update={"clusters": tuple(kept)})
+    """Return the part that an incident keeps: the smallest clusters, and the inner frames of each."""
+    clusters = (
+        stack_cluster.model_copy(update={"frames": stack_cluster.frames[:_KEPT_FRAMES]})
+        for stack_cluster in stacks.clusters[:_KEPT_CLUSTERS]
+    )
+    return stacks.model_copy(update={"clusters": tuple(clusters)})
 
 
 def place(stack: WorkerStack) -> str:
-    """Where a training thread is, in words that follow "is"."""
+    """Describe where a training thread is, as the end of a sentence such as "rank 3 is ..."."""
     if stack.error:
         return f"not to be seen: {stack.error}"
     if not stack.frames:
@@ -110,8 +117,10 @@ def place(stack: WorkerStack) -> str:
 
 
 def _phase_of(stack: WorkerStack) -> object:
-    """What must be equal besides the frames: phase and step, because equal stacks of other steps are other places.
-    py-spy does not know the step."""
+    """Return phase and step, which must be equal too: an equal stack in another step is another place.
+
+    None for a stack of py-spy, which does not know the step.
+    """
     return None if stack.source is StackSource.PY_SPY else (stack.phase, stack.step)
 
 
@@ -131,23 +140,27 @@ def _cluster(group: Sequence[tuple[int | None, WorkerStack]]) -> StackCluster:
 
 
 def _collective(frames: Sequence[Frame]) -> str | None:
-    found = [
+    names = [
         _COLLECTIVES[frame.function]
         for frame in frames
         if frame.function in _COLLECTIVES and any(part in frame.file for part in _COLLECTIVE_FILES)
     ]
-    return found[-1] if found else None
+    return names[-1] if names else None
 
 
 def _users_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame of code that is neither Shoal's nor a library's."""
+    """Return the innermost frame of code that is neither Shoal's nor a library's."""
     for frame in frames:
         if not frame.file.startswith(_LIBRARIES) and _OURS not in frame.file:
             return frame
     return None
 
 
-def _who(stack_cluster: StackCluster) -> str:
+def _sentence(stack_cluster: StackCluster) -> str:
+    return f"{_subject(stack_cluster)} {'is' if len(stack_cluster.worker_ids) == 1 else 'are'} {stack_cluster.words}"
+
+
+def _subject(stack_cluster: StackCluster) -> str:
     if stack_cluster.ranks:
         return (
             f"rank {stack_cluster.ranks[0]}"
@@ -158,12 +171,8 @@ def _who(stack_cluster: StackCluster) -> str:
     return f"worker {names[0]}" if len(names) == 1 else f"workers {', '.join(names)}"
 
 
-def _is_or_are(stack_cluster: StackCluster) -> str:
-    return "is" if len(stack_cluster.worker_ids) == 1 else "are"
-
-
 def _ranges(ranks: Sequence[int]) -> str:
-    """The ranks as people read them, such as `0-2, 4`."""
+    """Return the ranks as people read them, such as `0-2, 4`."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:

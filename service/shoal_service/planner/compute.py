@@ -1,12 +1,12 @@
-"""Seconds of the arithmetic of one micro-batch on one rank: matrix products by shape, attention by length, the rest.
+"""Predicts the seconds of computing of one micro-batch on one rank: matrix products, attention, elementwise operations.
 
-On a GPU a product of M x N x K is cut into tiles, of which each multiprocessor computes one at a time, so the time is
-that of whole waves of tiles. A tile that is finished is written at memory bandwidth, which costs as much as
-rate / bandwidth more terms of its inner dimension (CUTLASS, "Efficient GEMM in CUDA"; NVIDIA's guide "Matrix
-Multiplication Background", wave quantization). The rate of large products is measured (`gpus`). Hardware without a
-number of multiprocessors has one formula for all shapes, by the narrowest side.
+On a GPU a product of M x N x K is cut into tiles. Each multiprocessor computes one tile at a time, so the time is that
+of whole waves of tiles. A finished tile is written at memory bandwidth, which takes as long as rate / bandwidth more
+terms of its inner dimension (CUTLASS, "Efficient GEMM in CUDA"; NVIDIA's guide "Matrix Multiplication Background", wave
+quantization). The rate of large products is measured (`gpus`). For hardware without a known number of multiprocessors
+one formula holds for all shapes, by the narrowest side.
 
-Rows that have the same tp, cp and ep have the same times, so each combination is computed once. `step_time` calls it.
+Layouts with equal tp, cp and ep have the same times of blocks, so each combination is computed once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from shoal_workers.contract.spec import Precision
 
 _FP32, _HALF = 4, 2
 _TILES = ((128, 256, 1.0), (128, 128, 0.9), (64, 128, 0.7))
-"""Rows and columns of a tile, and its rate relative to the largest: smaller ones read more for each operation. The
-shares are a judgement."""
+"""Rows and columns of a tile, and its rate relative to the largest tile: smaller tiles read more for each operation.
+The rates are estimates."""
 IMBALANCE = 1.1
 """Load of the busiest rank of experts relative to the mean, with a balanced router."""
 _SPLIT_BACKWARD = 1.08
@@ -36,8 +36,8 @@ _SPLIT_BACKWARD = 1.08
 _BACKWARD_ATTENTION = 2.5
 """Operations of the backward pass of fused attention, which computes the scores again, relative to the forward pass."""
 _SCORE_TRAFFIC = (13, 19)
-"""Bytes moved for each score that is written, forward and backward, 2 bytes each: product, softmax, dropout and its
-mask (1), and product; and their gradients."""
+"""Bytes moved for each attention score, forward and backward: products, softmax and dropout at 2 bytes, and the mask of
+the dropout at 1; then their gradients."""
 _CAST_BYTES = 6
 """Bytes moved to make a number fp8 with a dynamic scale: read for the largest, read again, written in both layouts
 (pytorch/ao, float8_roofline.py)."""
@@ -56,15 +56,18 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class _BlockTimes:
-    """Seconds of one block: matrix products of the forward pass, of the gradients of inputs and of weights; attention
-    forward and backward; all else of the forward pass."""
+    """Seconds of one block."""
 
     products: Floats
+    """Matrix products of the forward pass."""
     inputs: Floats
+    """Matrix products of the gradients of inputs."""
     weights: Floats
+    """Matrix products of the gradients of weights."""
     attention: Floats
     attention_backward: Floats
     rest: Floats
+    """Elementwise operations of the forward pass."""
 
     def __getitem__(self, index: Ints) -> _BlockTimes:
         return _BlockTimes(*(times[index] for times in self._columns()))
@@ -80,8 +83,8 @@ class _BlockTimes:
 
 
 @dataclass(frozen=True)
-class _Split:
-    """The distinct combinations of degrees that split a block."""
+class _Degrees:
+    """Distinct combinations of the degrees that split a block."""
 
     tp: Ints
     cp: Ints
@@ -96,35 +99,36 @@ def compute_s(
     columns: Candidates,
     content: ContentColumns,
 ) -> Pass:
-    """Seconds with a processor for each rank."""
+    """Predict the seconds of one micro-batch for each layout of `columns`, with a processor for each rank."""
     base = int(columns.world_size.max(initial=1)) + 1
     keys = (columns.tp * base + columns.cp) * base + columns.ep
     _, first, index = np.unique(keys, return_index=True, return_inverse=True)
-    split = _Split(columns.tp[first], columns.cp[first], columns.ep[first])
+    degrees = _Degrees(columns.tp[first], columns.cp[first], columns.ep[first])
     rate = profile.peak_flops[precision] * profile.matmul_efficiency
+    # of dense and of MoE blocks: number in the model, shape, number on a rank
     kinds = ((shape.num_dense, shape.dense, content.num_dense), (shape.num_moe, shape.moe, content.num_moe))
-    blocks = [
-        _block(shape, kind, work, precision, profile, split)[index].times(here)
-        for number, kind, here in kinds
-        if number
+    block_times = [
+        _block(shape, kind, work, precision, profile, degrees)[index].times(num_on_rank)
+        for num_in_model, kind, num_on_rank in kinds
+        if num_in_model
     ]
-    times = blocks[0] + blocks[1] if len(blocks) > 1 else blocks[0]
-    tokens = work.micro_size * shape.seq_len / split.cp
-    width = np.ceil(shape.vocab_size / split.tp)
-    logits = _product(profile, rate, tokens, width, np.full_like(tokens, shape.dim), shape.narrowest / split.tp)
-    logits = logits + tokens / split.tp * shape.vocab_size * 2 * _FP32 / profile.memory_bandwidth
-    head = content.has_head * logits[index]
+    times = block_times[0] + block_times[1] if len(block_times) > 1 else block_times[0]
+    tokens = work.micro_size * shape.seq_len / degrees.cp
+    width = np.ceil(shape.vocab_size / degrees.tp)
+    head_s = _product(profile, rate, tokens, width, np.full_like(tokens, shape.dim), shape.narrowest / degrees.tp)
+    head_s = head_s + tokens / degrees.tp * shape.vocab_size * 2 * _FP32 / profile.memory_bandwidth
+    head = content.has_head * head_s[index]
     launch = (content.num_dense + content.num_moe) * profile.block_overhead_s
     forward = times.products + times.attention + times.rest + head + launch / 3
     backward = times.inputs + times.weights + times.attention_backward + 2 * times.rest
     backward = backward + (1 + work.holding.dense.trained) * head + launch * 2 / 3
     is_split = columns.is_schedule(Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V) & (columns.pp > 1)
     backward = backward * np.where(is_split, _SPLIT_BACKWARD, 1.0)
-    again = np.zeros(len(columns)) + times.attention * (work.stack.attention is AttentionKernel.UNFUSED)
+    unfused_attention = np.zeros(len(columns)) + times.attention * (work.stack.attention is AttentionKernel.UNFUSED)
     selective = times.rest + (1 - work.stack.selective_share) * times.products
     by_mode = {
-        Recompute.NONE: again,
-        Recompute.SELECTIVE: again + selective,
+        Recompute.NONE: unfused_attention,
+        Recompute.SELECTIVE: unfused_attention + selective,
         Recompute.FULL: times.products + times.attention + times.rest,
     }
     slowest = _slowest(columns.world_size, profile)
@@ -133,49 +137,52 @@ def compute_s(
 
 
 def _slowest(world_size: Ints, profile: HardwareProfile) -> Floats:
-    """Time of the slowest of so many equal devices, relative to a typical one: the expected largest of normally
-    distributed times (Blom 1958)."""
+    """Return the time of the slowest device of a group relative to a typical one.
+
+    It is the expected maximum of normally distributed times (Blom 1958).
+    """
     worlds, index = np.unique(world_size, return_inverse=True)
     quantiles = [NormalDist().inv_cdf((size - 0.375) / (size + 0.25)) if size > 1 else 0.0 for size in worlds]
     return (1 + profile.spread * np.array(quantiles))[index.reshape(-1)]
 
 
 def _block(
-    shape: ModelShape, kind: BlockShape, work: Work, precision: Precision, profile: HardwareProfile, split: _Split
+    shape: ModelShape, kind: BlockShape, work: Work, precision: Precision, profile: HardwareProfile, degrees: _Degrees
 ) -> _BlockTimes:
-    tokens = work.micro_size * shape.seq_len / split.cp
+    tokens = work.micro_size * shape.seq_len / degrees.cp
     peak, stack, holding = profile.peak_flops[precision], work.stack, work.holding
     rate = peak * profile.matmul_efficiency * (profile.fp8_speed if stack.fp8 else 1.0)
     forward, inputs, weights = np.zeros_like(tokens), np.zeros_like(tokens), np.zeros_like(tokens)
     for product in kind.products:
-        m, n, k, groups, width = _sides(shape, product, split, tokens)
+        m, n, k, groups, width = _sides(shape, product, degrees, tokens)
         count = product.count * (IMBALANCE if product.is_routed else 1.0)
         trained = (holding.experts if product.is_routed else holding.dense).trained
         casts = _CAST_BYTES * stack.fp8 * groups / profile.memory_bandwidth
-        # what tp gathers is cast before
-        of_inputs, of_outputs = (split.tp if product.split == side else 1 for side in ("outputs", "inputs"))
+        # a tensor that tp gathers is cast before, so each rank casts its share
+        of_inputs, of_outputs = (degrees.tp if product.split == side else 1 for side in ("outputs", "inputs"))
         casts = casts * np.array([m * k / of_inputs + n * k, m * n / of_outputs])
         forward = forward + count * (_product(profile, rate, m, n, k, width, groups) + casts[0])
         inputs = inputs + count * (_product(profile, rate, m, k, n, width, groups) + casts[1])
         weights = weights + count * trained * _product(profile, rate, k, n, m, width, groups)
-    attention, attention_backward = _attention(shape, kind, work, peak, rate, profile, split)
-    # traffic goes with what one kernel for each operation saves; without sequence parallelism tp repeats the norms
+    attention, attention_backward = _attention(shape, kind, work, peak, rate, profile, degrees)
+    # the traffic is estimated from what a stack with one kernel for each operation would save for the backward pass;
+    # without sequence parallelism each tp rank repeats the norms
     eager = Stack(is_sequence_parallel=stack.is_sequence_parallel)
-    rest = 1.5 * stack.elementwise * tokens * saved_bytes(kind.saved, split.tp, work.compute_bytes, eager)
+    rest = 1.5 * stack.elementwise * tokens * saved_bytes(kind.saved, degrees.tp, work.compute_bytes, eager)
     return _BlockTimes(forward, inputs, weights, attention, attention_backward, rest / profile.memory_bandwidth)
 
 
 def _sides(
-    shape: ModelShape, product: Product, split: _Split, tokens: Floats
+    shape: ModelShape, product: Product, degrees: _Degrees, tokens: Floats
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Tokens, outputs and inputs of a product on one rank, the number of such products, and its narrowest side."""
-    tp = split.tp if product.split else np.ones_like(split.tp)
+    """Return the size of a product on one rank: tokens, outputs, inputs, number of equal products, narrowest side."""
+    tp = degrees.tp if product.split else np.ones_like(degrees.tp)
     n = product.outputs / (tp if product.split == "outputs" else 1)
     k = product.inputs / (tp if product.split == "inputs" else 1)
     if not product.is_routed:
-        one = np.ones_like(tokens)
-        return tokens, n * one, k * one, one, shape.narrowest / split.tp
-    experts = shape.num_experts / split.ep
+        ones = np.ones_like(tokens)
+        return tokens, n * ones, k * ones, ones, shape.narrowest / degrees.tp
+    experts = shape.num_experts / degrees.ep
     return tokens * shape.top_k / experts, n * np.ones_like(tokens), k * np.ones_like(tokens), experts, np.minimum(n, k)
 
 
@@ -188,7 +195,7 @@ def _product(
     width: Floats,
     groups: Floats | float = 1.0,
 ) -> Floats:
-    """Seconds of `groups` products of m x k by k x n."""
+    """Return the seconds of `groups` products of m x k by k x n. `width`: the narrowest side of the model."""
     if not profile.multiprocessors:
         narrowest = np.minimum(width, m)
         return groups * 2 * m * n * k / rate * (narrowest + profile.half_width) / narrowest
@@ -209,14 +216,15 @@ def _attention(
     peak: float,
     rate: float,
     profile: HardwareProfile,
-    split: _Split,
+    degrees: _Degrees,
 ) -> tuple[Floats, Floats]:
-    tokens = work.micro_size * shape.seq_len / split.cp
-    heads = 1 if shape.attention_is_whole else split.tp
+    """Return the seconds of attention, forward and backward."""
+    tokens = work.micro_size * shape.seq_len / degrees.cp
+    head_split = 1 if shape.attention_is_whole else degrees.tp
     kernel = work.stack.attention
     if kernel is AttentionKernel.UNFUSED and profile.multiprocessors:
-        return _unfused(shape, work, rate, profile, split)
-    flops = tokens / heads * kind.attention_flops
+        return _unfused(shape, work, rate, profile, degrees)
+    flops = tokens / head_split * kind.attention_flops
     speed = profile.vendor_attention if kernel is AttentionKernel.CUDNN else _KERNEL_SPEED.get(kernel, 1.0)
     if not profile.attention_rates:
         seconds = flops / (peak * profile.attention_efficiency * speed)
@@ -232,12 +240,12 @@ def _attention(
 
 
 def _unfused(
-    shape: ModelShape, work: Work, rate: float, profile: HardwareProfile, split: _Split
+    shape: ModelShape, work: Work, rate: float, profile: HardwareProfile, degrees: _Degrees
 ) -> tuple[Floats, Floats]:
-    """Both products of all heads, causal or not, and the traffic of the scores between them."""
-    groups = work.micro_size * shape.num_heads / split.tp
+    """Return the seconds of both products of all heads, causal or not, and of the traffic of the scores."""
+    groups = work.micro_size * shape.num_heads / degrees.tp
     rows, keys, dim = (np.full_like(groups, size) for size in (shape.seq_len, shape.seq_len, shape.head_dim))
-    rows = rows / split.cp
+    rows = rows / degrees.cp
     products = _product(profile, rate, rows, keys, dim, dim, groups) + _product(
         profile, rate, rows, dim, keys, dim, groups
     )

@@ -1,14 +1,13 @@
-"""The engine: replays a job trace against a capacity trace under a policy, event by event, in virtual time.
+"""Simulates a policy: replays a job trace against a capacity trace, event by event, in virtual time.
 
-    until nothing can happen any more:
-        now    = the next submission, end of a job, change of capacity, or regular call
-        policy = called once with all unfinished jobs and all nodes; its decisions are checked and applied at once
+    while there is an event to come:
+        go to the next submission, end of a job, change of capacity, or regular call
+        call the policy with all unfinished jobs and all nodes; check its decisions, and apply them
 
-A start costs `start_s`, a change of the number of workers `switch_s` seconds without training; no work is ever lost, so
-a preempted job continues where it was. If nodes leave and a policy does not shrink anybody, the jobs that started last
-lose their workers (they keep the grant). If a whole cluster is lost, its jobs stand still; those that may run elsewhere
-return to the queue after their `wait_s`, and the others go on, for the price of a start, when it is back.
-The engine raises PolicyError when a policy breaks a rule of the market.
+A start costs `start_s` and a change of the number of workers `switch_s` seconds without training. No work is ever lost,
+so a preempted job continues where it was. If nodes leave and the policy does not shrink any job, the jobs that started
+last lose their workers, but keep the grant. If a whole cluster is lost, its jobs stand still. Those that may run
+elsewhere return to the queue after their `wait_s`. The others continue when the cluster is back, and pay for a start.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ from shoal_service.simulator.traces import WORKER, Capacity, TraceJob
 _EPSILON_S = 1e-6
 """Events closer together than this are one event."""
 _MOST_IDLE_CALLS = 1000
-"""Regular calls in a row, with nothing running and nothing to come, after which the policy is taken to do nothing."""
+"""Consecutive regular calls without a running job or an event after which the simulation ends: the policy does
+nothing."""
 
 
 class PolicyError(ValueError):
@@ -54,10 +54,10 @@ class Costs:
     start_s: float = START_S
     """Each start from the queue."""
     use_restart_s: bool = False
-    """Both cost what the trace's column `restart_s` says of the job, where it says anything."""
+    """Use the trace's `restart_s` of a job for both, if the trace has it."""
 
     def of(self, job: TraceJob) -> tuple[float, float]:
-        """switch_s and start_s of this job."""
+        """Return switch_s and start_s of the job."""
         if self.use_restart_s and job.restart_s is not None:
             return job.restart_s, job.restart_s
         return self.switch_s, self.start_s
@@ -65,32 +65,32 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Market:
-    """What a policy plays on, besides the jobs."""
+    """What a simulation needs besides the jobs and the policy."""
 
     capacity: Capacity
     costs: Costs = field(default_factory=Costs)
     projects: Mapping[str, Project] = field(default_factory=dict)
     every_s: float | None = None
-    """The policy is also called after this many seconds without an event; None means at events only."""
+    """Seconds without an event after which the policy is called too; None calls it at events only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What happened."""
+    """Result of a simulation."""
 
     jobs: tuple[JobRun, ...]
     """Jobs in the order of the trace. A job that never finished has no `finished_at`."""
     ended_at: float
     num_calls: int
-    """How often the policy was called."""
+    """Number of calls of the policy."""
 
 
 Progress = Callable[[float, int], None]
-"""(now, finished jobs): called at each event."""
+"""Called at each event with the time and the number of finished jobs."""
 
 
 def simulate(jobs: Sequence[TraceJob], policy: Policy, market: Market, *, progress: Progress | None = None) -> Run:
-    """Raises PolicyError if the policy breaks a rule of the market."""
+    """Simulate the jobs under a policy. Raises PolicyError if it breaks a rule of the market."""
     return _Engine(jobs, policy, market).run(progress or (lambda now, finished: None))
 
 
@@ -99,8 +99,8 @@ class _Engine:
 
     def __init__(self, jobs: Sequence[TraceJob], policy: Policy, market: Market) -> None:
         self._policy, self._market = policy, market
-        self._runs = [_new(job, market.costs) for job in jobs]
-        self._coming = sorted(self._runs, key=lambda run: run.job.submit_s)[::-1]
+        self._runs = [_make_run(job, market.costs) for job in jobs]
+        self._unsubmitted = sorted(self._runs, key=lambda run: run.job.submit_s)[::-1]
         self._active: dict[str, JobRun] = {}
         self._running: list[JobRun] = []
         self._capacity_step = 0
@@ -110,16 +110,16 @@ class _Engine:
 
     def run(self, progress: Progress) -> Run:
         now, num_idle_calls = 0.0, 0
-        while self._coming or self._active:
-            following = self._next_event(now)
-            if math.isinf(following):
+        while self._unsubmitted or self._active:
+            next_at = self._next_event(now)
+            if math.isinf(next_at):
                 break
-            is_regular_call = not self._something_happens(following)
-            now = following
-            self._happen(now)
+            is_regular_call = self._next_change() > next_at + _EPSILON_S
+            now = next_at
+            self._apply_due_events(now)
             if self._active:
                 self._call_policy(now)
-            progress(now, len(self._runs) - len(self._active) - len(self._coming))
+            progress(now, len(self._runs) - len(self._active) - len(self._unsubmitted))
             is_idle = not any(run.held for run in self._running)
             num_idle_calls = num_idle_calls + 1 if is_regular_call and is_idle else 0
             if num_idle_calls > _MOST_IDLE_CALLS:
@@ -129,29 +129,28 @@ class _Engine:
         return Run(tuple(self._runs), now, self._num_calls)
 
     def _next_event(self, now: float) -> float:
+        """Return the time of the next regular call or other event; infinite if there is none."""
         regular = now + self._market.every_s if self._market.every_s and self._active else math.inf
-        return min(regular, self._next_happening())
+        return min(regular, self._next_change())
 
-    def _something_happens(self, at: float) -> bool:
-        return self._next_happening() <= at + _EPSILON_S
-
-    def _next_happening(self) -> float:
+    def _next_change(self) -> float:
+        """Return the time of the next event that is not a regular call; infinite if there is none."""
         steps = self._market.capacity.steps
-        coming = self._coming[-1].job.submit_s if self._coming else math.inf
+        coming = self._unsubmitted[-1].job.submit_s if self._unsubmitted else math.inf
         ending = min((run.ends_at for run in self._running), default=math.inf)
         changing = steps[self._capacity_step + 1][0] if self._capacity_step + 1 < len(steps) else math.inf
         leaving = min((run.leaves_at for run in self._running), default=math.inf)
         return min(coming, ending, changing, leaving)
 
-    def _happen(self, now: float) -> None:
-        """Ends, submissions and changes of capacity that are due."""
+    def _apply_due_events(self, now: float) -> None:
+        """Apply the ends, submissions and changes of capacity that are due."""
         for run in self._running:
             if run.ends_at <= now + _EPSILON_S:
                 run.finish(now)
                 del self._active[run.job.job_id]
         self._running = [run for run in self._running if run.finished_at is None]
-        while self._coming and self._coming[-1].job.submit_s <= now + _EPSILON_S:
-            run = self._coming.pop()
+        while self._unsubmitted and self._unsubmitted[-1].job.submit_s <= now + _EPSILON_S:
+            run = self._unsubmitted.pop()
             self._active[run.job.job_id] = run
         steps = self._market.capacity.steps
         while self._capacity_step + 1 < len(steps) and steps[self._capacity_step + 1][0] <= now + _EPSILON_S:
@@ -175,22 +174,22 @@ class _Engine:
             clusters=self._clusters,
         )
         self._num_calls += 1
-        granted_before = self._granted()
+        granted_before = self._granted_by_cluster()
         for decision in self._policy(state, now):
             self._apply(decision, now)
         self._running = [run for run in self._active.values() if run.granted]
         capacity = self._market.capacity.workers_by_cluster(self._capacity_step)
-        for name, granted in self._granted().items():
+        for name, granted in self._granted_by_cluster().items():
             if granted > max(capacity[name], granted_before[name]):
                 where = f" in the cluster {name}" if name else ""
                 raise PolicyError(
                     f"At {now:.0f} s the policy granted {count_text(granted, 'worker')}{where}, and there are "
                     f"{capacity[name]}."
                 )
-        self._share_out(capacity, now)
+        self._assign_nodes(capacity, now)
 
-    def _granted(self) -> Counter[str]:
-        """Workers by cluster."""
+    def _granted_by_cluster(self) -> Counter[str]:
+        """Return the granted workers by cluster."""
         granted = Counter[str]()
         for run in self._running:
             granted[run.cluster] += run.granted
@@ -202,17 +201,17 @@ class _Engine:
         run = self._active.get(decision.job_id)
         if run is None:
             raise PolicyError(f"At {now:.0f} s the policy decided on {decision.job_id}, which is not in the market.")
-        _demand(run.away_since is None, run, now, "changed while its cluster is lost")
+        _require(run.away_since is None, run, now, "changed while its cluster is lost")
         match decision:
             case Preempt():
-                _demand(run.granted > 0, run, now, "preempted, and has no workers")
+                _require(run.granted > 0, run, now, "preempted, and has no workers")
                 run.grant(0, now)
             case Start(workers=workers) | Resize(workers=workers):
                 is_start = isinstance(decision, Start)
-                _demand(is_start == (run.granted == 0), run, now, "started twice, or resized before its start")
+                _require(is_start == (run.granted == 0), run, now, "started twice, or resized before its start")
                 fits = run.job.min_workers <= workers <= run.job.max_workers
                 bounds = f"{run.job.min_workers} to {run.job.max_workers}"
-                _demand(fits, run, now, f"given {count_text(workers, 'worker')}, and may have {bounds}")
+                _require(fits, run, now, f"given {count_text(workers, 'worker')}, and may have {bounds}")
                 if isinstance(decision, Start):
                     self._start_in(decision.cluster, run, now)
                 if workers != run.granted:
@@ -221,13 +220,13 @@ class _Engine:
     def _start_in(self, cluster: str, run: JobRun, now: float) -> None:
         if self._clusters:
             is_open = self._clusters.get(cluster) is ClusterState.OPEN
-            _demand(is_open, run, now, f"started in the cluster {cluster!r}, and there is none that takes jobs")
-            may = run.job.cluster in ("", cluster)
-            _demand(may, run, now, f"started in the cluster {cluster}, and may run in {run.job.cluster} only")
+            _require(is_open, run, now, f"started in the cluster {cluster!r}, and there is none that takes jobs")
+            may_run = run.job.cluster in ("", cluster)
+            _require(may_run, run, now, f"started in the cluster {cluster}, and may run in {run.job.cluster} only")
         run.start_in(cluster, now)
 
-    def _share_out(self, capacity: Mapping[str, int], now: float) -> None:
-        """Workers for the grants: the oldest start first, while there are nodes in its cluster."""
+    def _assign_nodes(self, capacity: Mapping[str, int], now: float) -> None:
+        """Give the granted jobs their workers, the oldest start first, as far as there are nodes in its cluster."""
         for run in self._active.values():
             if not run.granted:
                 run.hold(0, now)
@@ -238,19 +237,19 @@ class _Engine:
             run.hold(held, now)
 
 
-def _new(job: TraceJob, costs: Costs) -> JobRun:
+def _make_run(job: TraceJob, costs: Costs) -> JobRun:
     switch_s, start_s = costs.of(job)
     return JobRun(job, switch_s, start_s, left=job.work)
 
 
-def _demand(holds: bool, run: JobRun, now: float, what: str) -> None:
-    if not holds:
-        raise PolicyError(f"At {now:.0f} s job {run.job.job_id} was {what}.")
+def _require(condition: bool, run: JobRun, now: float, violation: str) -> None:
+    if not condition:
+        raise PolicyError(f"At {now:.0f} s job {run.job.job_id} was {violation}.")
 
 
 @dataclass(slots=True)
 class JobRun:
-    """One job of a simulation, from its submission to its last sample. The engine alone changes it.
+    """A job of a simulation, from its submission to its last sample. Only the engine changes it.
 
           granted                    resized                    finished
              |<- start_s ->| trains     |<- switch_s ->| trains    |
@@ -262,87 +261,89 @@ class JobRun:
 
     job: TraceJob
     switch_s: float
-    """What a change of the number of workers costs this job."""
+    """Cost of a change of the number of workers."""
     start_s: float
-    """What a start from the queue costs it."""
+    """Cost of a start from the queue."""
     left: float
+    """Work that is left."""
     granted: int = 0
     held: int = 0
     """The granted workers for which there are nodes."""
     synced_at: float = 0.0
-    """Up to when `left`, `served_s` and `trained_s` are counted."""
+    """Time up to which `left`, `served_s` and `trained_s` are counted."""
     ready_at: float = 0.0
-    """Time from which it trains: a start or a move lasts until then."""
+    """Time at which a start or a move ends, and training begins."""
     ends_at: float = math.inf
-    """When it will have finished if nothing changes."""
+    """Time at which the job finishes if nothing changes."""
     moved_at: float | None = None
+    """Time of the last change of the grant."""
     started_at: float | None = None
-    """When it first got workers."""
+    """Time at which the job first got workers."""
     finished_at: float | None = None
     served_s: float = 0.0
     """Worker-seconds held."""
     trained_s: float = 0.0
-    """Worker-seconds held less those of starts and moves."""
+    """Worker-seconds held, without those of starts and moves."""
     num_moves: int = 0
-    """Changes of the number of workers that it trained with; starts and preemptions are counted apart."""
+    """Changes of the number of workers, without starts and preemptions."""
     num_preemptions: int = 0
     num_losses: int = 0
-    """How often it returned to the queue because its cluster was lost."""
+    """Returns to the queue because the cluster was lost."""
     cluster: str = ""
-    """Where it runs, of several clusters; empty: nowhere."""
+    """Cluster in which the job runs; empty if it does not run, or there is only one cluster."""
     away_since: float | None = None
-    """Its cluster is lost since then: it keeps its grant, and stands still."""
+    """Time at which the cluster was lost. The job keeps its grant, and stands still."""
     history: list[tuple[float, int]] = field(default_factory=list)
-    """(from when on, workers held)."""
+    """Changes of the workers held: time and number."""
     places: list[tuple[float, str]] = field(default_factory=list)
-    """(from when on, cluster), of several clusters: its starts."""
-    seen: MarketJob | None = None
-    """What a policy is shown; kept while nothing changes."""
+    """Starts, if there are several clusters: time and cluster."""
+    cached_market_job: MarketJob | None = None
+    """The last `market_job`; None if the job has changed since."""
 
     def sync(self, now: float) -> None:
         """Count what was trained since the last call."""
         if self.held and now > self.synced_at:
-            trained = self._training(now)
+            trained_s = self._trained_since_sync(now)
             self.served_s += self.held * (now - self.synced_at)
-            self.trained_s += self.held * trained
-            self.left = max(0.0, self.left - trained * self.job.curve.rate(self.held))
-            self.seen = None
+            self.trained_s += self.held * trained_s
+            self.left = max(0.0, self.left - trained_s * self.job.curve.rate(self.held))
+            self.cached_market_job = None
         self.synced_at = now
 
     def grant(self, workers: int, now: float) -> None:
-        """A start, a resize, or with 0 workers a preemption. The caller gives `hold` next."""
-        self.granted, self.moved_at, self.seen = workers, now, None
+        """Start or resize the job, or preempt it with 0 workers. The caller calls `hold` next."""
+        self.granted, self.moved_at, self.cached_market_job = workers, now, None
         if not workers:
             self.num_preemptions += 1
             self.cluster = ""
 
     def start_in(self, cluster: str, now: float) -> None:
-        """`cluster`: of several. Called before the grant."""
+        """Set the cluster of a start, before the grant. Empty if there is only one cluster."""
         self.cluster = cluster
         if cluster:
             self.places.append((now, cluster))
 
     def see_cluster(self, is_away: bool, now: float) -> None:
-        """Tell whether its cluster is lost, from now on."""
+        """Note that the cluster is lost, or back, from now on."""
         if is_away != (self.away_since is not None):
-            self.away_since, self.seen = now if is_away else None, None
+            self.away_since, self.cached_market_job = now if is_away else None, None
 
     @property
     def leaves_at(self) -> float:
-        """When it returns to the queue if its cluster stays away; infinite if it may run nowhere else."""
+        """Time at which the job returns to the queue if its cluster stays lost; infinite if it may run nowhere else."""
         return math.inf if self.away_since is None or self.job.cluster else self.away_since + self.job.wait_s
 
     def leave(self, now: float) -> None:
-        """It returns to the queue, to start in another cluster. No work is lost."""
-        self.granted, self.cluster, self.away_since, self.moved_at, self.seen = 0, "", None, now, None
+        """Return the job to the queue, from which it can start in another cluster."""
+        self.granted, self.cluster, self.away_since, self.moved_at, self.cached_market_job = 0, "", None, now, None
         self.num_losses += 1
 
     def hold(self, workers: int, now: float) -> None:
-        """The workers that it really has from now on: those granted, as far as there are nodes for them."""
+        """Set the workers that the job has from now on: the granted ones, as far as there are nodes for them."""
         if workers == self.held:
             return
         self.sync(now)
-        before, self.held, self.seen = self.held, workers, None
+        before, self.held, self.cached_market_job = self.held, workers, None
         self.history.append((now, workers))
         if self.started_at is None:
             self.started_at = now
@@ -359,9 +360,9 @@ class JobRun:
         self.history.append((now, 0))
 
     def market_job(self) -> MarketJob:
-        """What a policy is shown."""
-        if self.seen is None:
-            self.seen = MarketJob(
+        """Return the job as a policy sees it."""
+        if self.cached_market_job is None:
+            self.cached_market_job = MarketJob(
                 job_id=self.job.job_id,
                 submitted_at=self.job.submit_s,
                 min_workers=self.job.min_workers,
@@ -381,10 +382,10 @@ class JobRun:
                 switch_s=self.switch_s,
                 start_s=self.start_s,
             )
-        return self.seen
+        return self.cached_market_job
 
-    def _training(self, now: float) -> float:
-        """Seconds of training since the last count."""
+    def _trained_since_sync(self, now: float) -> float:
+        """Return the seconds of training since `synced_at`."""
         if self.held < self.job.min_workers:
             return 0.0
         return max(0.0, now - max(self.synced_at, self.ready_at))

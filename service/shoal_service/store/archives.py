@@ -1,7 +1,7 @@
 """Code of jobs: packed directories by the SHA-256 of their bytes, and the versions of the code in a job's spec.
 
-An archive is stored once and never changed; retention deletes those that no job names. The supervisor may refuse a
-version of the code or roll it back: then the spec goes back too.
+An archive is stored once and never changed; retention deletes those that no spec names. If the supervisor refuses a
+version of the code or rolls it back, the spec returns to the code before.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from shoal_service.store.tables import code_archives, job_specs
 from shoal_workers.contract import JobSpec
 
 MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
-_TAKEN_BACK = (CodeRefused.type, CodeRolledBack.type)
+_REJECTED_CODE = (CodeRefused.type, CodeRolledBack.type)
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A packed directory that is whole: made by `checked`."""
+    """A packed directory whose size and SHA-256 were checked by `checked`."""
 
     sha256: str
     data: bytes
 
 
 def checked(sha256: str, data: bytes) -> Archive:
-    """Checks the size and the SHA-256 of an archive. It hashes the data, so it is called before a transaction begins.
-    Raises InvalidArchive."""
+    """Check the size and the SHA-256 of an archive. Call it before a transaction: hashing takes time.
+
+    Raises:
+        InvalidArchive: the archive is too large, or has another SHA-256.
+    """
     if len(data) > MAX_ARCHIVE_BYTES:
         raise InvalidArchive(
             f"The code archive has {len(data)} bytes, the limit is {MAX_ARCHIVE_BYTES} (64 MiB). "
@@ -48,8 +51,8 @@ def checked(sha256: str, data: bytes) -> Archive:
 
 
 def put(tx: Transaction, archive: Archive, *, now: float) -> None:
-    """Stores an archive. One that is stored already counts as uploaded now: the job that needs it is about to be
-    submitted."""
+    """Store an archive. If it is stored already, only the time of its upload changes."""
+    # the job that needs it is about to be submitted, and retention looks at the time of the upload
     row = {"sha256": archive.sha256, "bytes": len(archive.data), "stored_at": now, "data": archive.data}
     statement = insert_on_conflict(tx, code_archives).values(row)
     tx.execute(statement.on_conflict_do_update(index_elements=["sha256"], set_={"stored_at": now}))
@@ -68,39 +71,39 @@ def get(tx: Transaction, sha256: str) -> bytes | None:
 
 
 def unused(tx: Transaction, *, before: float, limit: int = 100) -> list[str]:
-    """The archives that were last uploaded before that time and that the spec of no job names."""
-    old = select(code_archives.c.sha256).where(code_archives.c.stored_at < before, _is_unused(tx))
-    return list(tx.execute(old.order_by(code_archives.c.stored_at).limit(limit)).scalars())
+    """Return the archives that were last uploaded before that time and that the spec of no job names."""
+    query = select(code_archives.c.sha256).where(code_archives.c.stored_at < before, _is_unused(tx))
+    return list(tx.execute(query.order_by(code_archives.c.stored_at).limit(limit)).scalars())
 
 
 def remove(tx: Transaction, sha256: str, *, before: float) -> bool:
-    """Deletes an archive. False: it is used now, or was uploaded again."""
-    chosen = (code_archives.c.sha256 == sha256, code_archives.c.stored_at < before, _is_unused(tx))
-    return tx.execute(delete(code_archives).where(*chosen)).rowcount > 0
+    """Delete an archive. Return False if a spec names it now, or it was uploaded again."""
+    conditions = (code_archives.c.sha256 == sha256, code_archives.c.stored_at < before, _is_unused(tx))
+    return tx.execute(delete(code_archives).where(*conditions)).rowcount > 0
 
 
 def _is_unused(tx: Transaction) -> ColumnElement[bool]:
-    named = json_text(tx, job_specs.c.document, "code", "archive")
-    return code_archives.c.sha256.not_in(select(named).where(named.is_not(None)))
+    archive = json_text(tx, job_specs.c.document, "code", "archive")
+    return code_archives.c.sha256.not_in(select(archive).where(archive.is_not(None)))
 
 
 def require_changeable(job: JobRecord, before: JobSpec, after: JobSpec) -> None:
-    """Refuses a change of code that cannot take effect. A GPU cannot be held by two workers, so those with new code
-    could not start beside the others. Raises RequestConflict."""
+    """Refuse a change of code that cannot take effect. Raises RequestConflict."""
     if after.code == before.code:
         return
+    # workers with new code start before the old ones end, and two workers cannot hold one GPU
     if before.worker.gpus and job.state in ATTEMPT_STATES:
-        ways = "be given new code while its workers hold GPUs. Pause it, change the code, and resume it"
-        raise RequestConflict(job.id, job.state, ways)
+        action = "be given new code while its workers hold GPUs. Pause it, change the code, and resume it"
+        raise RequestConflict(job.id, job.state, action)
     if before.code.archive is None and before.code.working_dir is None:
         raise RequestConflict(job.id, job.state, f"be given code: its task {before.task} is not from code of its own")
 
 
 def follow(edit: JobEdit, event: PendingEvent) -> None:
-    """Takes the spec back to the code before, if the supervisor has gone back to it and no other version was requested
-    since: the next attempt must not begin with code that has failed."""
-    if event.type not in _TAKEN_BACK:
+    """Return the spec to the code before, if the supervisor did so and no other code was requested since."""
+    if event.type not in _REJECTED_CODE:
         return
+    # otherwise the next attempt would begin with code that has failed
     job, tx = edit.job, edit.tx
     newest = edit.spec_version
     stored = read_spec(tx, job.num, newest)

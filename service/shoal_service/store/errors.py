@@ -1,4 +1,4 @@
-"""The errors of the store. Each class has what a client is told of it in `kind`, see `problems.py`.
+"""The errors of the store. `kind` of a class is what a client reads of it, see `problems.py`.
 
     StoreError
     |-- StoreUnavailable      the database cannot be opened or has no driver
@@ -38,9 +38,9 @@
     `-- SupervisorReplaced    the attempt has a later supervisor than the one that reports
 
     LeaseLost                 another control plane drives the jobs now; the caller must stop writing
-    BackupError               raised by the making and the restoring of a backup, not by a store
+    BackupError               raised when a backup is made or restored, not by a store
 
-No client is told of the last two. Every class keeps its data as attributes and survives pickling.
+The last two never reach a client. Every class keeps its data as attributes and survives pickling.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from shoal_workers.contract import JobState
 
 
 class StoreError(ServiceError):
-    """An error of the store that a client is told of."""
+    """An error of the store that reaches a client."""
 
 
 class StoreUnavailable(StoreError):
@@ -154,6 +154,38 @@ class CheckpointNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"Job {self.job_id} has no checkpoint {self.name!r}. `shoal checkpoints {self.job_id}` lists them."
+
+
+@dataclass(eq=False)
+class ProfileNotFound(NotFound):
+    kind = ProblemKind(
+        "profile-not-found",
+        404,
+        "No such profile, or no such file of it",
+        "GET /v1/jobs/{id}/profiles lists the profiles of a job with their files.",
+    )
+    job_id: str
+    number: int
+
+    def __str__(self) -> str:
+        return (
+            f"Job {self.job_id} has no profile {self.number}; the newest ones are kept. `shoal profiles {self.job_id}` "
+            f"lists them."
+        )
+
+
+@dataclass(eq=False)
+class ClusterNotFound(NotFound):
+    kind = ProblemKind(
+        "cluster-not-found",
+        404,
+        "No such cluster",
+        "No cluster has joined under this name. GET /v1/clusters lists the clusters.",
+    )
+    cluster: str
+
+    def __str__(self) -> str:
+        return f"No cluster has joined as {self.cluster!r}. `shoal clusters` lists the clusters; `shoal join` adds one."
 
 
 @dataclass(eq=False)
@@ -325,7 +357,7 @@ class CheckpointConflict(Conflict):
     name: str
     state: str
     rule: str
-    """Which checkpoints can."""
+    """For which checkpoints the request is possible."""
 
     def __str__(self) -> str:
         return f"Checkpoint {self.name} of job {self.job_id} is {self.state}: {self.rule}."
@@ -349,24 +381,6 @@ class CheckpointKept(Conflict):
 
 
 @dataclass(eq=False)
-class ProfileNotFound(NotFound):
-    kind = ProblemKind(
-        "profile-not-found",
-        404,
-        "No such profile, or no such file of it",
-        "GET /v1/jobs/{id}/profiles lists the profiles of a job with their files.",
-    )
-    job_id: str
-    number: int
-
-    def __str__(self) -> str:
-        return (
-            f"Job {self.job_id} has no profile {self.number}; the newest ones are kept. `shoal profiles {self.job_id}` "
-            f"lists them."
-        )
-
-
-@dataclass(eq=False)
 class ProfileOpen(Conflict):
     kind = ProblemKind(
         "profile-open",
@@ -383,39 +397,6 @@ class ProfileOpen(Conflict):
             f"Profile {self.number} of job {self.job_id} (rank {self.rank}) is being taken, and a job has one at a "
             f"time. Ask again once it has ended; `shoal profiles {self.job_id}` shows it."
         )
-
-
-@dataclass(eq=False)
-class PreconditionFailed(StoreError):
-    kind = ProblemKind(
-        "precondition-failed",
-        412,
-        "The job has changed",
-        "If-Match does not name the current ETag. Read the job again, then repeat the change.",
-    )
-    job_id: str
-    current: str
-    given: str
-
-    def __str__(self) -> str:
-        return (
-            f"Job {self.job_id} has changed: If-Match is {self.given[:80]}, the job's etag is {self.current}. "
-            "Read the job again and repeat the change."
-        )
-
-
-@dataclass(eq=False)
-class ClusterNotFound(NotFound):
-    kind = ProblemKind(
-        "cluster-not-found",
-        404,
-        "No such cluster",
-        "No cluster has joined under this name. GET /v1/clusters lists the clusters.",
-    )
-    cluster: str
-
-    def __str__(self) -> str:
-        return f"No cluster has joined as {self.cluster!r}. `shoal clusters` lists the clusters; `shoal join` adds one."
 
 
 @dataclass(eq=False)
@@ -482,6 +463,25 @@ class ClusterNameTaken(Conflict):
 
 
 @dataclass(eq=False)
+class PreconditionFailed(StoreError):
+    kind = ProblemKind(
+        "precondition-failed",
+        412,
+        "The job has changed",
+        "If-Match does not name the current ETag. Read the job again, then repeat the change.",
+    )
+    job_id: str
+    current: str
+    given: str
+
+    def __str__(self) -> str:
+        return (
+            f"Job {self.job_id} has changed: If-Match is {self.given[:80]}, the job's etag is {self.current}. "
+            "Read the job again and repeat the change."
+        )
+
+
+@dataclass(eq=False)
 class AttemptTokenRefused(StoreError):
     kind = Unauthenticated.kind
     job_id: str
@@ -518,5 +518,4 @@ class LeaseLost(Exception):
 
 
 class BackupError(ValueError):
-    """What keeps a backup from being made or restored, and the way out. Nothing was changed, unless the message says
-    so."""
+    """A backup cannot be made or restored; the message names the way out. Nothing was changed, unless it says so."""

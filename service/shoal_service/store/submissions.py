@@ -1,7 +1,7 @@
-"""Requests of users about jobs: submit and patch them; run, pause and cancel them; let an ended one go on in place.
+"""Requests of users about jobs: create, patch, run, pause, cancel, move, extend, retry and archive.
 
-Labels and annotations are changed by merging (JSON Merge Patch). Labels have a table of their own, in which jobs are
-found by them.
+Labels and annotations are changed by JSON Merge Patch. The table `job_labels` repeats the labels of the spec, so that a
+query can select jobs by them.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, pa
 from shoal_workers.contract.text_data import TEXT_TASKS
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_WORDS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}
-_DONE = {
+_ACTIONS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}
+_MESSAGES = {
     Desired.RUN: "Resumed on request.",
     Desired.PAUSE: "Paused on request.",
     Desired.CANCEL: "Cancelled on request.",
 }
-# Each submission runs these statements, and to build one takes longer than to run it.
+# Built once: building a statement takes longer than running it, and each submission runs these.
 _INSERT_SPEC = insert(job_specs)
 _INSERT_EVENT = insert(events)
 _INSERT_LABEL = insert(job_labels)
@@ -70,22 +70,22 @@ _INSERT_LABEL = insert(job_labels)
 def create(
     tx: Transaction, spec: JobSpec, *, idempotency_key: str | None, now: float, note: str = ""
 ) -> tuple[JobView, bool]:
-    """Creates a job. Returns the job, and whether it is new.
+    """Create a job. Return it, and True; or the job of an earlier request with this key, and False.
 
     Raises:
         IdempotencyConflict, QueueFull
-        SpecError: there is no checkpoint as `continue_from` asks for.
+        SpecError: the checkpoint that `continue_from` names does not exist.
     """
     spec_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
     job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
-    known = _known(tx, idempotency_key, key_hash, spec_hash)
-    if known is not None:
-        return known, False
+    earlier = _find_by_key(tx, idempotency_key, key_hash, spec_hash)
+    if earlier is not None:
+        return earlier, False
     spec = checkpoint_rows.resolved(tx, spec)
     document, origin = spec.model_dump_json(), spec.continue_from
-    done = (origin.step or 0) if origin is not None else 0
-    status = JobStatus(message="Waiting for the scheduler.", note=note, goodput=Goodput(at=now), step=done)
+    start_step = (origin.step or 0) if origin is not None else 0
+    status = JobStatus(message="Waiting for the scheduler.", note=note, goodput=Goodput(at=now), step=start_step)
     row = {
         "id": job_id,
         "name": spec.name,
@@ -103,7 +103,7 @@ def create(
         "event_seq": 1,
         "log_seq": 0,
         "failures": 0,
-        "failure_step": done,
+        "failure_step": start_step,
         "created_at": now,
         "updated_at": now,
         "status": status_document(status),
@@ -112,10 +112,10 @@ def create(
         **checkpoint_rows.hold_columns(spec),
     }
     num = tx.execute(_insert_job(tx), row).scalar_one_or_none()
-    if num is None:  # a request with the same key was committed since the look above
-        created_meanwhile = _known(tx, idempotency_key, key_hash, spec_hash)
-        assert created_meanwhile is not None
-        return created_meanwhile, False
+    if num is None:  # a request with the same key was committed since the query above
+        earlier = _find_by_key(tx, idempotency_key, key_hash, spec_hash)
+        assert earlier is not None
+        return earlier, False
     queueing.require_room_in_queue(tx, spec.project, spec.user)  # after the insertion: the new job counts too
     tx.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
     _replace_labels(tx, num, {}, spec.labels)
@@ -145,7 +145,11 @@ def create(
 
 
 def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | None, now: float) -> JobView:
-    """Changes the spec of a job. Raises JobNotFound, JobEnded, PreconditionFailed, SpecError."""
+    """Change the spec of a job.
+
+    Raises:
+        JobNotFound, JobEnded, RequestConflict, PreconditionFailed, SpecError
+    """
     job = load(tx, job_id, lock=True)
     if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
         raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
@@ -153,13 +157,10 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
         raise JobEnded(job_id, job.state, "be changed, except its name, labels and annotations")
     if job.deleting:
         raise RequestConflict(job_id, job.state, "be changed: it is being deleted")
-    stored = read_spec(tx, job.num, job.spec_version)
-    if stored.problem:
-        raise RequestConflict(job_id, job.state, f"be changed: its stored spec cannot be read ({stored.problem})")
-    before = stored.value
+    before = _read_spec(tx, job, "be changed")
     if changes.data is not None:
-        changes = changes.model_copy(update={"data": _planned(job, before, changes.data, now)})
-    after = _patched(before, changes)
+        changes = changes.model_copy(update={"data": _plan_weights(job, before, changes.data, now)})
+    after = _apply_patch(before, changes)
     archives.require_changeable(job, before, after)
     if after != before:
         version = job.spec_version + 1
@@ -168,38 +169,43 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
         _replace_labels(tx, job.num, before.labels, after.labels)
         edit = JobEdit(tx, job, now)
         if job.state is JobState.QUEUED:
-            edit.book()  # until now the job requested the old number of workers
+            edit.book()  # account the time until now with the old number of workers
         edit.set(spec_version=version, name=after.name, priority=after.priority)
         if changes.model_fields_set != {"worker"}:
-            edit.event(JobPatched(spec_version=version, **access.by(), **_changed(changes)))
+            edit.event(JobPatched(spec_version=version, **access.by(), **_event_fields(changes)))
         if after.worker.cluster != before.worker.cluster:
-            clusters = {"from_": before.worker.cluster, "to": after.worker.cluster}
-            there = {"running_in": job.cluster} if job.state in ATTEMPT_STATES and job.cluster else {}
-            edit.event(JobMoveRequested(spec_version=version, **clusters, **there, **access.by()))
+            fields = {"from_": before.worker.cluster, "to": after.worker.cluster}
+            if job.state in ATTEMPT_STATES and job.cluster:
+                fields["running_in"] = job.cluster
+            edit.event(JobMoveRequested(spec_version=version, **fields, **access.by()))
         edit.save()
     tx.publish(job_id, is_request=True)
     return load_view(tx, job_id)
 
 
 def request(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> JobView:
-    """Runs, pauses or cancels the job. Raises JobNotFound; RequestConflict (JobEnded): the request is impossible in the
-    job's state."""
+    """Run, pause or cancel the job.
+
+    Raises:
+        JobNotFound
+        RequestConflict, JobEnded: the request is impossible in the job's state.
+    """
     requested(tx, job_id, desired, now=now)
     return load_view(tx, job_id)
 
 
 def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> bool:
-    """Does what `request` does, and returns whether it has changed the job."""
+    """Do what `request` does. Return True if the job has changed."""
     job = load(tx, job_id, lock=True)
     standing = step(job.standing, Requested(desired))
     if standing is None:
         error = JobEnded if job.state.ended else RequestConflict
-        raise error(job_id, job.state, _WORDS[desired])
+        raise error(job_id, job.state, _ACTIONS[desired])
     changed = standing != job.standing
     if changed:
         edit = JobEdit(tx, job, now)
         edit.event(JobRequested(desired=desired, **access.by()))
-        edit.move(standing, "requested", _DONE[desired] if standing.state is not job.state else "")
+        edit.move(standing, "requested", _MESSAGES[desired] if standing.state is not job.state else "")
         edit.save()
         tx.publish(job_id, is_request=True)
     return changed
@@ -208,12 +214,12 @@ def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> 
 def move(
     tx: Transaction, job_id: str, to: str, *, at_once: bool = False, if_match: str | None = None, now: float
 ) -> JobView:
-    """Asks that the job runs in the cluster `to`; `any`: in the one that the scheduler chooses.
+    """Move the job to the cluster `to`; with `any` to one that the scheduler chooses.
 
-    It makes a new version of the spec, as `patch` does. The caller has checked that the job can run there.
+    Like `patch`, it makes a new version of the spec. The caller has checked that the job can run there.
 
     Args:
-        at_once: an attempt elsewhere saves and ends now, although the job may have to wait there.
+        at_once: end an attempt in another cluster now, after a save, although the job may have to wait in `to`.
 
     Raises:
         JobNotFound, JobEnded, RequestConflict, PreconditionFailed
@@ -223,18 +229,22 @@ def move(
     if not at_once or job.state not in ATTEMPT_STATES or job.cluster in (None, "", to):
         return view
     edit = JobEdit(tx, job, now)
-    edit.set(granted_workers=0)  # as for a preempted job, whose driver directs the attempt to save and to end
+    edit.set(granted_workers=0)  # as a preemption does: the driver then directs the attempt to save and to end
     edit.save()
     return load_view(tx, job_id)
 
 
 def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
-    """Lets the job go on to `steps` steps in all. Raises JobNotFound, RequestConflict, LifecycleConflict, QueueFull."""
+    """Extend the job to `steps` steps in total.
+
+    Raises:
+        JobNotFound, RequestConflict, LifecycleConflict, QueueFull
+    """
     job = load(tx, job_id, lock=True)
     if job.state is JobState.CANCELLING:
         raise RequestConflict(job_id, job.state, "be extended")
-    spec = _readable(tx, job)
-    answer = _granted(job, extension(_training(tx, job, spec), steps))
+    spec = _read_spec(tx, job, "go on")
+    answer = _require_possible(job, extension(_describe_training(tx, job, spec), steps))
     after = spec.model_copy(update={"stop": StopSpec(steps=steps)})
     version = job.spec_version + 1
     row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
@@ -252,10 +262,14 @@ def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
 
 
 def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
-    """Lets a failed job try again in place. Raises JobNotFound, LifecycleConflict, RequestConflict, QueueFull."""
+    """Queue a failed job again, under the same id.
+
+    Raises:
+        JobNotFound, LifecycleConflict, RequestConflict, QueueFull
+    """
     job = load(tx, job_id, lock=True)
-    spec = _readable(tx, job)
-    _granted(job, retrial(_training(tx, job, spec)))
+    spec = _read_spec(tx, job, "go on")
+    _require_possible(job, retrial(_describe_training(tx, job, spec)))
     edit = JobEdit(tx, job, now)
     retried = JobRetried(done=job.status.step, reason=job.status.reason, **access.by())
     _reopen(edit, spec, retried, "Tried again on request.")
@@ -264,8 +278,7 @@ def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
 
 
 def archive(tx: Transaction, job_id: str, archived: bool, *, now: float) -> JobView:
-    """Takes an ended job out of the lists of jobs, or back into them; it stays as it is. Raises JobNotFound,
-    JobNotEnded."""
+    """Hide an ended job in the lists of jobs, or show it there again. Raises JobNotFound, JobNotEnded."""
     job = load(tx, job_id, lock=True)
     if archived and not job.state.ended:
         raise JobNotEnded(job_id, job.state, "be archived")
@@ -283,23 +296,24 @@ def _insert_job(tx: Transaction) -> Executable:
     return statement.returning(jobs.c.num)
 
 
-def _known(tx: Transaction, key: str | None, key_hash: str | None, spec_hash: str) -> JobView | None:
-    """Finds the job of an earlier request with this key. Raises IdempotencyConflict."""
+def _find_by_key(tx: Transaction, key: str | None, key_hash: str | None, spec_hash: str) -> JobView | None:
+    """Find the job of an earlier request with this key. Raises IdempotencyConflict."""
     if key is None:
         return None
     query = select(jobs.c.id, jobs.c.spec_hash).where(jobs.c.idempotency_key_hash == key_hash)
-    known = tx.execute(query).one_or_none()
-    if known is None:
+    row = tx.execute(query).one_or_none()
+    if row is None:
         return None
-    if known.spec_hash != spec_hash:
-        raise IdempotencyConflict(key, known.id)
-    return load_view(tx, known.id)
+    if row.spec_hash != spec_hash:
+        raise IdempotencyConflict(key, row.id)
+    return load_view(tx, row.id)
 
 
-def _changed(changes: JobPatch) -> dict[str, Any]:
-    """The fields of the event: only what the request names. In these sections a null is a value."""
+def _event_fields(changes: JobPatch) -> dict[str, Any]:
+    """Return the fields of the event: those that the request names."""
     data = changes.model_dump(exclude_none=True)
     data |= data.pop("data", {})
+    # in these sections a null is a value
     for key in ("schedule", "validation", "optimizer"):
         section = getattr(changes, key)
         if section is not None:
@@ -311,30 +325,30 @@ def _changed(changes: JobPatch) -> dict[str, Any]:
     return data
 
 
-def _planned(job: JobRecord, spec: JobSpec, wanted: DataPatch, now: float) -> DataPatch:
-    """The new weights with their step. Raises SpecError: that step may have begun, or the job has no mixture."""
+def _plan_weights(job: JobRecord, spec: JobSpec, data_patch: DataPatch, now: float) -> DataPatch:
+    """Choose the step from which the new weights count. Raises SpecError: the step may have begun; no mixture."""
     if spec.program is not None or spec.task not in TEXT_TASKS or not spec.data.get("sources"):
         message = "the job has no data.sources, and only the weights of a mixture change"
         raise SpecError((SpecProblem(path="data.weights", message=message),))
     status = job.status
     is_training = job.state in ATTEMPT_STATES
-    silent_s = now - status.step_at if status.step_at is not None else 0.0
-    earliest = earliest_step(status.step, status.step_s, silent_s, is_training=is_training)
+    age_s = now - status.step_at if status.step_at is not None else 0.0
+    earliest = earliest_step(status.step, status.step_s, age_s, is_training=is_training)
     before = weight_changes_of(spec)
-    changes = planned(before, wanted.weights, wanted.at_step, earliest)
-    if wanted.at_step is not None and wanted.at_step < earliest and changes != before:
+    changes = planned(before, data_patch.weights, data_patch.at_step, earliest)
+    if data_patch.at_step is not None and data_patch.at_step < earliest and changes != before:
         message = (
-            f"data.at_step is {wanted.at_step}, and the job has completed step {status.step}; its workers learn in "
+            f"data.at_step is {data_patch.at_step}, and the job has completed step {status.step}; its workers learn in "
             f"time of what changes from step {earliest} on. Name a later step, or leave it out."
             if is_training
-            else f"data.at_step is {wanted.at_step}, and the job has completed step {status.step}. Name a later step, "
-            "or leave it out."
+            else f"data.at_step is {data_patch.at_step}, and the job has completed step {status.step}. Name a later "
+            "step, or leave it out."
         )
         raise SpecError((SpecProblem(path="data.at_step", message=message),))
-    return DataPatch(weights=wanted.weights, at_step=changes[-1].at_step)
+    return DataPatch(weights=data_patch.weights, at_step=changes[-1].at_step)
 
 
-def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
+def _apply_patch(spec: JobSpec, changes: JobPatch) -> JobSpec:
     data: dict[str, Any] = spec.model_dump(mode="json")
     if changes.elasticity is not None:
         data["elasticity"] |= changes.elasticity.model_dump(mode="json", exclude_none=True)
@@ -351,9 +365,9 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
             # a script's spec has no such section, and is refused with one
             data[key] = data.get(key, {}) | section.model_dump(mode="json", exclude_unset=True)
     if changes.data is not None:
-        assert changes.data.at_step is not None, "`_planned` has chosen it"
+        assert changes.data.at_step is not None, "`_plan_weights` has chosen it"
         following = planned(weight_changes_of(spec), changes.data.weights, changes.data.at_step, 1)
-        data["data"]["changes"] = [later_spec.model_dump(mode="json") for later_spec in following]
+        data["data"]["changes"] = [change.model_dump(mode="json") for change in following]
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")
     if changes.labels is not None:
@@ -365,36 +379,34 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
 
 
 def _matches(if_match: str, etag: str) -> bool:
-    """Compares tags as RFC 9110, section 13.1.1 does: weak tags match nothing. Tags without quotes are accepted too."""
-    given = [part.strip().strip('"') for part in if_match.split(",")]
-    return etag in given or given == ["*"]
+    """Compare tags as in RFC 9110, section 13.1.1: weak tags match nothing. Tags without quotes are accepted too."""
+    tags = [part.strip().strip('"') for part in if_match.split(",")]
+    return etag in tags or tags == ["*"]
 
 
 def _only_describes(changes: JobPatch) -> bool:
-    """Return whether the request names nothing on which scheduling or training depends, so that a job that has ended
-    can have it too."""
+    """Return True if the request only describes the job, so that it is possible after the end too."""
     return bool(changes.model_fields_set) and changes.model_fields_set <= {"name", "labels", "annotations"}
 
 
 def merged_labels(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Merges labels by JSON Merge Patch (RFC 7396) of one level: null removes, and to remove what is not there changes
-    nothing."""
-    both = {**before, **changes}
-    return {name: value for name, value in both.items() if value is not None}
+    """Merge labels by JSON Merge Patch (RFC 7396) of one level: null removes a label."""
+    merged = {**before, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _require_label_of_sweep(spec: JobSpec, changes: Mapping[str, str | None]) -> None:
-    """Refuses to remove the label by which the jobs of the sweep are found. Raises SpecError."""
+    """Refuse to remove the label that marks the jobs of a sweep. Raises SpecError."""
     if spec.sweep is not None and changes.get(SWEEP_LABEL, spec.sweep.name) is None:
         message = f"labels.{SWEEP_LABEL} is set from sweep.name, which is {spec.sweep.name!r}: it cannot be removed."
         raise SpecError((SpecProblem(path=f"labels.{SWEEP_LABEL}", message=message),))
 
 
 def _replace_labels(tx: Transaction, job_num: int, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Writes the rows that differ."""
-    gone = [name for name, value in before.items() if after.get(name) != value]
-    if gone:
-        tx.execute(delete(job_labels).where(job_labels.c.job_num == job_num, job_labels.c.key.in_(gone)))
+    """Update the rows of the labels that differ."""
+    removed = [name for name, value in before.items() if after.get(name) != value]
+    if removed:
+        tx.execute(delete(job_labels).where(job_labels.c.job_num == job_num, job_labels.c.key.in_(removed)))
     rows = [
         {"job_num": job_num, "key": name, "value": value} for name, value in after.items() if before.get(name) != value
     ]
@@ -403,6 +415,7 @@ def _replace_labels(tx: Transaction, job_num: int, before: Mapping[str, str], af
 
 
 def _reopen(edit: JobEdit, spec: JobSpec, event: JobEvent, message: str) -> None:
+    """Queue an ended job again, with new budgets. Raises QueueFull."""
     job = edit.job
     standing = step(job.standing, Reopened())
     assert standing is not None, "only an ended job is reopened"
@@ -418,20 +431,22 @@ def _reopen(edit: JobEdit, spec: JobSpec, event: JobEvent, message: str) -> None
     queueing.require_room_in_queue(edit.tx, spec.project, spec.user)
 
 
-def _readable(tx: Transaction, job: JobRecord) -> JobSpec:
+def _read_spec(tx: Transaction, job: JobRecord, action: str) -> JobSpec:
+    """Read the current spec. Raises RequestConflict, which says that the job cannot do `action`."""
     stored = read_spec(tx, job.num, job.spec_version)
     if stored.problem:
-        raise RequestConflict(job.id, job.state, f"go on: its stored spec cannot be read ({stored.problem})")
+        raise RequestConflict(job.id, job.state, f"{action}: its stored spec cannot be read ({stored.problem})")
     return stored.value
 
 
-def _training(tx: Transaction, job: JobRecord, spec: JobSpec) -> Training:
-    own = any(checkpoint.state is CheckpointState.COMMITTED for checkpoint in read_checkpoints(tx, job.id))
-    has_origin = spec.continue_from is not None
-    return Training(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=own or has_origin)
+def _describe_training(tx: Transaction, job: JobRecord, spec: JobSpec) -> Training:
+    has_committed = any(checkpoint.state is CheckpointState.COMMITTED for checkpoint in read_checkpoints(tx, job.id))
+    has_checkpoint = has_committed or spec.continue_from is not None
+    return Training(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=has_checkpoint)
 
 
-def _granted(job: JobRecord, answer: Answer) -> Answer:
+def _require_possible(job: JobRecord, answer: Answer) -> Answer:
+    """Return the answer. Raises LifecycleConflict if it is a refusal."""
     if answer.problem:
         raise LifecycleConflict(job.id, job.state, answer.problem)
     return answer

@@ -1,7 +1,7 @@
 """Counts and durations of this process, kept in memory from its start on: passes, deletions, webhooks, HTTP requests.
 
-Prometheus expects that such counters begin at 0 with the process. What must outlive it is counted in the store. All
-classes are thread-safe, and each is written by the part of the service that it is about.
+Prometheus expects that such counters begin at 0 with the process. Counts that must outlive the process are kept in the
+store. All classes are thread-safe; each is written by the component that it counts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Durations:
         self._totals: dict[Labels, float] = {}
 
     def observe(self, seconds: float, *labels: str) -> None:
-        """Adds one observation. An observation on a bound belongs to the bucket of that bound."""
+        """Add an observation. An observation on a bound belongs to the bucket of that bound."""
         with self._lock:
             counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
             counts[bisect_left(self._bounds, seconds)] += 1
@@ -73,15 +73,12 @@ class Durations:
         return {labels: Histogram.of_buckets(counts, total) for labels, counts, total in rows}
 
     def value(self) -> Histogram:
-        """The value of a histogram without labels; all zeros if it has observed nothing."""
+        """Return the value of a histogram without labels; all zeros if it has observed nothing."""
         return self.values().get((), Histogram((0,) * len(self._bounds), 0, 0.0))
 
 
 class PassTimes:
-    """How long the passes of the control loop and the decisions of its policy take, and how many passes failed.
-
-    The control loop writes it.
-    """
+    """Durations of the control loop's passes and of its policy's decisions, and the number of failed passes."""
 
     def __init__(self) -> None:
         self.passes = Durations(SCHEDULER_PASS_SECONDS)
@@ -90,7 +87,7 @@ class PassTimes:
 
 
 class WaitTallies:
-    """How long this process waits for other machines, the bound of each kind of wait, and how many waits reached it."""
+    """Durations of waits for other machines, the bound of each kind, and how many waits reached it."""
 
     def __init__(self) -> None:
         self.seconds = Durations(WAIT_SECONDS)
@@ -98,13 +95,13 @@ class WaitTallies:
         self._limits: dict[Labels, float] = {}
 
     def expect(self, what: str, limit_s: float) -> None:
-        """Shows a kind of wait from now on, with its bound."""
+        """Export a kind of wait from now on, with its bound."""
         self._limits[what,] = limit_s
         self.ended.add(what, amount=0)  # `increase()` sees the first one only after a 0
 
     @asynccontextmanager
     async def bounded(self, what: str, limit_s: float) -> AsyncIterator[None]:
-        """Counts one wait, and ends it after `limit_s` seconds. Raises TimeoutError."""
+        """Count a wait, and end it after `limit_s` seconds. Raises TimeoutError."""
         began_mono = time.monotonic()
         self.expect(what, limit_s)
         try:
@@ -121,7 +118,7 @@ class WaitTallies:
 
 
 class RemovalTallies:
-    """What this process has deleted of jobs, by kind. `control/retention.py` writes it."""
+    """What retention in this process has deleted of jobs, by kind."""
 
     def __init__(self) -> None:
         self.counts = Count()
@@ -129,12 +126,12 @@ class RemovalTallies:
             self.counts.add(kind.value, amount=0)  # `increase()` sees the first one only after a 0
 
     def removed(self, kind: Kind, number: int = 1) -> None:
-        """Counts what was removed; `number` counts rows for logs, series and events."""
+        """Count what was removed. For logs, series and events `number` is the number of rows."""
         self.counts.add(kind.value, amount=number)
 
 
 class DeliveryOutcome(StrEnum):
-    """Outcome of one attempt, or of an event whose attempts have ended."""
+    """Outcome of an attempt, or of an event after its last attempt."""
 
     DELIVERED = "delivered"
     FAILED = "failed"
@@ -142,10 +139,10 @@ class DeliveryOutcome(StrEnum):
 
 
 class WebhookTallies:
-    """What this process has delivered to the receivers of webhooks. `control/webhooks.py` writes it."""
+    """Attempts of this process to deliver webhooks: durations and outcomes."""
 
     def __init__(self, hooks: Iterable[str] = (), waits: WaitTallies | None = None) -> None:
-        """`hooks`: names of the hooks of the settings. `waits` gets the waits for receivers."""
+        """`hooks`: names of the hooks of the settings. `waits`: counts the waits for receivers."""
         self.waits = waits or WaitTallies()
         self.hooks = (*sorted(hooks), OF_JOBS)
         self.seconds = Durations(WEBHOOK_SECONDS)
@@ -156,7 +153,7 @@ class WebhookTallies:
 
 
 class Limit(StrEnum):
-    """What a request was refused for: with 413 if it is too large, with 503 or none for connections, else with 429."""
+    """Why a request was refused. The status is 413 if it is too large, 503 or none for connections, else 429."""
 
     REQUESTS = "requests"
     FAILURES = "failures"
@@ -169,7 +166,7 @@ class Limit(StrEnum):
 
 
 class RequestMetrics:
-    """Counts and times HTTP requests, and counts the open streams. The HTTP edge writes it.
+    """Counts and times HTTP requests, and counts the open streams.
 
     The number of series is bounded: methods outside the closed set and routes beyond a limit are counted as "other".
     """
@@ -183,12 +180,12 @@ class RequestMetrics:
         self._latencies = Durations(HTTP_REQUEST_SECONDS)
 
     def observe(self, method: str, route: str, status: int, seconds: float | None) -> None:
-        """Counts a finished request.
+        """Count a finished request.
 
         Args:
             route: the template, never the path.
-            status: 0: no answer was started.
-            seconds: None: a stream or a long poll, which lasts as long as its client waits.
+            status: 0 if no answer was started.
+            seconds: None for a stream or a long poll, which lasts as long as its client waits.
         """
         method = method if method in _METHODS else _OTHER  # a client may send any word, and each would be a series
         status_class = f"{status // 100}xx" if 100 <= status < 600 else "none"
@@ -203,11 +200,11 @@ class RequestMetrics:
             self._latencies.observe(seconds, method, route)
 
     def refused(self, limit: Limit) -> None:
-        """Counts a refused request."""
+        """Count a refused request."""
         self._refused.add(limit.value)
 
     def refusals(self) -> dict[tuple[str, ...], int]:
-        """Number of refused requests by limit. Every limit is there, also with 0."""
+        """Return the number of refused requests by limit, for every limit."""
         return {(limit.value,): 0 for limit in Limit} | self._refused.values()
 
     def stream_opened(self) -> None:
@@ -224,9 +221,9 @@ class RequestMetrics:
         return self._num_streams
 
     def requests(self) -> dict[tuple[str, ...], int]:
-        """Number of finished requests by method, route and class of status."""
+        """Return the number of finished requests by method, route and class of status."""
         return self._requests.values()
 
     def latencies(self) -> dict[tuple[str, ...], Histogram]:
-        """Durations of requests by method and route."""
+        """Return the durations of requests by method and route."""
         return self._latencies.values()

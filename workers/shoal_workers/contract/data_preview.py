@@ -1,7 +1,7 @@
-"""What training reads, for people: samples with the tokens in the loss, labels, lengths, and what is left out.
+"""A preview of the training data for people: samples with the tokens in the loss, labels, lengths, what is left out.
 
-`shoal data show` prints it. Rank 0 of a job stores it before the first step, as DATA_FILE in the folder of the job's
-media; the service reads it for the page. Pure data; the engine makes it (engine/step/data_preview.py).
+`shoal data show` prints the preview. Rank 0 of a job stores it before the first step, as DATA_FILE in the folder of the
+job's media; the service reads it for the page. Pure data; engine/step/data_preview.py makes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shoal_workers.contract.base import Frozen
 
 DATA_FILE = "data.json"
 MAX_FILE_BYTES = 2 << 20
-"""Longest document of a job that is read: the code of a job can write anything there."""
+"""Longest DATA_FILE that the service reads. A limit, because the code of a job can write anything there."""
 MAX_LABELS = 50
 
 
@@ -20,7 +20,7 @@ class TextPreview(Frozen):
     """A text of a sample."""
 
     title: str
-    """What it is, such as "chosen"; empty if the sample has only this text."""
+    """Role of the text in the sample, such as "chosen"; empty if the sample has no other text."""
     spans: tuple[tuple[str, bool], ...]
     """Pieces of the text, and true if their tokens are in the loss."""
     in_loss: int
@@ -76,4 +76,4 @@ class DataPreview(Frozen):
     remarks: tuple[str, ...] = ()
     """What is probably not meant."""
     splits: dict[str, SplitPreview | None] = Field(default_factory=dict)
-    """Those named "train" and "validation", which is null if the job does not validate; none if nothing is known."""
+    """Splits by name, "train" and "validation". The latter is null if the job does not validate. Empty if unknown."""

@@ -1,12 +1,12 @@
-"""Media of a job (images, histograms, tables, texts): the records in its directory, and which of them count.
+"""Media of a job (images, histograms, tables, texts): the records in its directory, and the choice of those that count.
 
     <checkpoint.url>/<job id>/media/
         step-000000000120-a1-g3-r0-n1.json          a MediaRecord: what one call has logged
         step-000000000120-a1-g3-r0-n1-i0.png        an image of it, written before the record
 
-The name of a record has attempt and generation, so a rank that was left behind in an old generation never replaces what
-a newer one has written; a reader takes the newest generation of each step and rank (`counted`). Pure data: the engine
-writes records (engine/media), the service reads them.
+The name of a record has attempt and generation, so a rank that still runs in an old generation never replaces a record
+of a newer one; a reader takes the newest generation of each step and rank (`counted`). Pure data: the engine writes
+records (engine/media), the service reads them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MAX_ITEMS = 16
 MAX_COPIED_BYTES = 768 << 10
 """Bytes of images that one call copies on the training thread; larger images are thinned out first."""
 MAX_TOUCHED_LINES = 3 << 12
-"""Cache lines of 64 bytes that one call reads of images. Of a large image that is thinned out each value is in a line
-of its own, so their number, and not that of the bytes, says how long the copy takes."""
+"""Cache lines of 64 bytes that one call reads of images. The values that remain of a thinned-out image are each in a
+separate line, so the number of lines, not of bytes, says how long the copy takes."""
 MAX_DEVICE_BYTES = 4 << 20
-"""Bytes of images that one call copies on a GPU, which takes the training thread no longer than the copy of a byte."""
+"""Bytes of images that one call copies on a GPU. There the training thread only starts a copy, whatever its size."""
 MAX_SAMPLE = 1 << 15
 """Values of tensors that one call copies; the histograms of the call share them."""
 MAX_LISTED = 1 << 12
@@ -97,40 +97,53 @@ class RecordName:
 
     @staticmethod
     def parse(name: str) -> RecordName | None:
-        """None if it is not the name of a record."""
+        """Read the name of a file; None if it is not the name of a record."""
         match = _RECORD.fullmatch(name)
         parsed = RecordName(*(int(group) for group in match.groups())) if match else None
         return parsed if str(parsed) == name else None
 
 
 def counted(names: Iterable[str]) -> list[RecordName]:
-    """The records that count, in order: of each step and rank those of the newest generation. A step that was done
-    again after a failure so replaces what it had logged before."""
+    """Return the records that count, in order: for each step and rank, those of the newest generation.
+
+    A step that is repeated after a failure thus replaces what it logged before.
+    """
     records = [parsed for name in names if (parsed := RecordName.parse(name)) is not None]
     newest: dict[tuple[int, int], tuple[int, int]] = {}
-    for item in records:
-        key, writer = (item.step, item.rank), (item.attempt, item.generation)
+    for record in records:
+        key, writer = (record.step, record.rank), (record.attempt, record.generation)
         newest[key] = max(writer, newest.get(key, writer))
-    return sorted(item for item in records if newest[item.step, item.rank] == (item.attempt, item.generation))
+    return sorted(
+        record for record in records if newest[record.step, record.rank] == (record.attempt, record.generation)
+    )
 
 
 def thinned_out(steps: Collection[int]) -> list[int]:
-    """The steps to delete if there are too many: every second one of the older half, so that the whole run stays
-    visible and the newest steps stay dense. The first one stays."""
+    """Return the steps to delete if there are too many: every second one of the older half, but not the first.
+
+    The whole run stays visible, and the newest steps stay dense.
+    """
     ordered = sorted(set(steps))
     return ordered[1 : max(2, len(ordered) // 2 + 1) : 2] if len(ordered) > 2 else ordered[:-1]
 
 
 def spread(names: Sequence[RecordName], limit: int) -> list[RecordName]:
-    """At most `limit` of these records, which are in order: those of evenly spaced steps, the first and the newest one
-    among them, each with all its records. If a single step has more records than `limit`, the last ones of it."""
+    """Choose at most `limit` records, all those of evenly spaced steps, the first and the newest step among them.
+
+    If a single step has more records than `limit`, return its last ones.
+
+    Args:
+        names: in order.
+    """
     by_step: dict[int, list[RecordName]] = {}
     for name in names:
         by_step.setdefault(name.step, []).append(name)
     steps = sorted(by_step)
-    num_kept = min(len(steps), max(1, limit // max(map(len, by_step.values()), default=1)))
-    chosen = steps[-1:] if num_kept == 1 else [steps[i * (len(steps) - 1) // (num_kept - 1)] for i in range(num_kept)]
-    return [item for step in chosen for item in by_step[step]][-limit:]
+    num_steps = min(len(steps), max(1, limit // max(map(len, by_step.values()), default=1)))
+    chosen = (
+        steps[-1:] if num_steps == 1 else [steps[i * (len(steps) - 1) // (num_steps - 1)] for i in range(num_steps)]
+    )
+    return [name for step in chosen for name in by_step[step]][-limit:]
 
 
 class MediaImage(Frozen):

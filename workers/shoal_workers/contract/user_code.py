@@ -1,8 +1,8 @@
-"""The user's own code: where it comes from, what its processes have, and the program that is run in place of a task.
+"""Sections of the spec about the user's code: its source, its environment, its secrets, and programs instead of tasks.
 
-These sections of a spec decide which names, paths and requirements are accepted. No secret is in a spec, only where it
-is: `engine/process/secrets.py` reads those of a job on the worker's node. `engine/process/packages.py` installs the
-packages; `engine/loop` and `script` run the programs. Pure.
+These classes check the names, paths and requirements of a spec. A spec has no secret, only the place of it on the node,
+where `engine/process/secrets.py` reads it. `engine/process/packages.py` installs the packages; `engine/loop` and
+`script` run the programs. Pure.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ from shoal_workers.contract.base import Frozen, exactly_one_of, if_set, whole
 
 _MAX_VARIABLES = 128
 _MAX_ENV_CHARS = 32_768
-_OF_THE_SERVICE = ("SHOAL_", "RAY_")
+_RESERVED_PREFIXES = ("SHOAL_", "RAY_")
 FOR_SCRIPTS = ("SHOAL_RAY_DATA_POSITION", "SHOAL_TENSORBOARD", "SHOAL_WARM_IMPORTS")
-"""Variables of the service that a job may set: where event files are, and how its script is started and fed."""
+"""Variables with these prefixes that a job may set, for its script."""
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])?[ A-Za-z0-9.,<>=!~*+()-]*(;[^/\\]*)?")
+_INSIDE = r"(?!.*(?:^|/)\.\.(?:/|$))[^/\x00][^\x00]*"
+"""Relative paths without `..`."""
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 
-def _is_variable(name: str) -> str:
+def _check_variable(name: str) -> str:
     if not (name.isascii() and name.replace("_", "a").isalnum() and not name[0].isdigit()) or len(name) > 255:
         raise ValueError(f"{name[:80]!r} is not the name of a variable: use letters, digits and underscores.")
-    if name.startswith(_OF_THE_SERVICE) and name not in FOR_SCRIPTS:
+    if name.startswith(_RESERVED_PREFIXES) and name not in FOR_SCRIPTS:
         raise ValueError(f"{name}: the service sets variables that begin with SHOAL_ or RAY_. Choose another name.")
     return name
 
 
-def _is_requirement(text: str) -> str:
+def _check_requirement(text: str) -> str:
     if not _REQUIREMENT.fullmatch(text.strip()):
         raise ValueError(
             f'code.pip {text[:80]!r}: use a name, with versions or not, for example "einops==0.8.1". Options, URLs '
@@ -40,16 +44,15 @@ def _is_requirement(text: str) -> str:
     return text.strip()
 
 
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])?[ A-Za-z0-9.,<>=!~*+()-]*(;[^/\\]*)?")
 Requirement = Annotated[
     str,
     Field(min_length=1, max_length=500, json_schema_extra={"pattern": whole(rf"\s*{_REQUIREMENT.pattern}\s*")}),
-    AfterValidator(_is_requirement),
+    AfterValidator(_check_requirement),
 ]
-_VARIABLE = whole(rf"(?:(?!{'|'.join(_OF_THE_SERVICE)})[A-Za-z_][A-Za-z0-9_]{{0,254}}|{'|'.join(FOR_SCRIPTS)})")
+_VARIABLE = whole(rf"(?:(?!{'|'.join(_RESERVED_PREFIXES)})[A-Za-z_][A-Za-z0-9_]{{0,254}}|{'|'.join(FOR_SCRIPTS)})")
 _VARIABLE_NAMES: JsonDict = {"propertyNames": {"pattern": _VARIABLE}}
-"""Rule for the JSON Schema of an object whose keys are names of environment variables."""
-VariableName = Annotated[str, AfterValidator(_is_variable), WithJsonSchema({"type": "string", "pattern": _VARIABLE})]
+"""JSON Schema of an object whose keys are names of environment variables."""
+VariableName = Annotated[str, AfterValidator(_check_variable), WithJsonSchema({"type": "string", "pattern": _VARIABLE})]
 
 
 class CodeSpec(Frozen):
@@ -76,7 +79,7 @@ class CodeSpec(Frozen):
     """A directory of wheels that every node can read: `pip` takes packages from there alone, and needs no network."""
 
     @model_validator(mode="after")
-    def _has_packages_for_wheels(self) -> CodeSpec:
+    def _check_wheels(self) -> CodeSpec:
         if self.wheels is not None and not self.wheels.startswith("/"):
             raise ValueError(f"code.wheels {self.wheels!r} must be an absolute directory that every node can read.")
         if self.wheels is not None and not self.pip:
@@ -84,7 +87,7 @@ class CodeSpec(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _is_small(self) -> CodeSpec:
+    def _check_size(self) -> CodeSpec:
         size = sum(len(name) + len(value) + 2 for name, value in self.env.items())
         if size > _MAX_ENV_CHARS:
             raise ValueError(
@@ -105,7 +108,7 @@ class SecretSource(Frozen):
     """A variable in the environment of the Ray node."""
 
     @model_validator(mode="after")
-    def _is_one(self) -> SecretSource:
+    def _check_alternatives(self) -> SecretSource:
         if (self.file is None) == (self.env is None):
             raise ValueError('a secret has exactly one of file and env, for example {file: "/run/secrets/hub"}.')
         if self.file is not None and not self.file.startswith("/"):
@@ -114,9 +117,7 @@ class SecretSource(Frozen):
 
 
 Secrets = Annotated[dict[VariableName, SecretSource], Field(max_length=64, json_schema_extra=_VARIABLE_NAMES)]
-"""Sources of secrets by the names of the variables that have their values in the workers."""
-_INSIDE = r"(?!.*(?:^|/)\.\.(?:/|$))[^/\x00][^\x00]*"
-_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+"""Sources of secrets, by the variables that get the values in the workers."""
 
 
 class Launcher(StrEnum):
@@ -151,7 +152,7 @@ class ProgramFile(Frozen):
     """Arguments of the program."""
 
     @model_validator(mode="after")
-    def _is_one(self) -> ProgramFile:
+    def _check_alternatives(self) -> ProgramFile:
         if (self.file is None) == (self.module is None):
             raise ValueError("a program has exactly one of file and module, for example {file: train.py}.")
         if self.file is not None and not re.fullmatch(_INSIDE, self.file):
@@ -165,7 +166,7 @@ class ProgramFile(Frozen):
 
     @property
     def words(self) -> str:
-        """The program as a user types it, without its arguments: `train.py`, or `-m package.train`."""
+        """Return the program as a user types it, without arguments: `train.py`, or `-m package.train`."""
         return self.file if self.file is not None else f"-m {self.module}"
 
 

@@ -1,11 +1,13 @@
-"""Prepares token shards from text, once per `cache_dir`: one worker prepares, those of its node wait, and those of
-other nodes that share the directory tokenise portions of the text (`portions`). Resumes after a kill.
+"""Prepares token shards from text, once per `cache_dir`. Resumes after a kill.
 
-Hidden here: which shards are there already, who makes the others, and how far that is. Much text is tokenised on all
-cores (`tokenising`); the shards are the same as those of one process. The name of the cache directory contains a
-fingerprint of everything that could change the tokens, so its content is never outdated. Shards are verified when the
-corpus is opened, and damaged ones are made again. Nothing is deleted from the cache. Called by the built-in tasks and
-by `shoal data prepare`.
+    holder         the worker that holds the lock of the directory; it makes the shards
+    same node      its other workers wait
+    other nodes    workers that share the directory tokenise portions of the text for the holder (`portions`)
+
+Hidden here: which shards exist already, which process makes the others, and the progress. Much text is tokenised on all
+cores (`tokenising`); the shards are the same as those of one process. The name of the directory contains a fingerprint
+of everything that could change the tokens, so its content is never outdated. Shards are verified when the corpus is
+opened, and damaged ones are made again. Nothing is deleted from the cache.
 """
 
 from __future__ import annotations
@@ -57,28 +59,29 @@ SHARD_BYTES = 64 * MIB
 """Part of the content hash of a corpus of several shards."""
 _FEWEST_PROCESSES = 2
 _verified: set[Path] = set()
-"""Directories whose shards this process has verified: it reads all of them, so it is done once per process."""
+"""Directories whose shards this process has verified, which it does once: verifying reads all of them."""
 
 
 def prepare_corpora(config: TextDataConfig, report: Report) -> list[Corpus]:
-    """The corpus of each source of a mixture, in a directory of its own, so that other weights need no other
-    preparation; without a mixture the one corpus. As `prepare_corpus` otherwise; an error names the source."""
-    parts = config.of_each_source()
+    """Prepare the corpus of each source of a mixture, or the only corpus. Raises as `prepare_corpus`; an error names
+    the source."""
+    # each source has a directory of its own, so that a change of the weights needs no preparation
+    source_configs = config.of_each_source()
     corpora = []
-    for number, part in enumerate(parts):
+    for number, source_config in enumerate(source_configs):
         with named_source(config, number):
-            message = f"source {number + 1} of {len(parts)}: " if config.sources else ""
-            corpora.append(prepare_corpus(part, partial(_report_of_source, report, message)))
+            prefix = f"source {number + 1} of {len(source_configs)}: " if config.sources else ""
+            corpora.append(prepare_corpus(source_config, partial(_report_source, report, prefix)))
     return corpora
 
 
-def _report_of_source(report: Report, message: str, progress: PrepareProgress) -> None:
-    report(replace(progress, of_source=message))
+def _report_source(report: Report, prefix: str, progress: PrepareProgress) -> None:
+    report(replace(progress, of_source=prefix))
 
 
 @contextmanager
 def named_source(config: TextDataConfig, number: int) -> Iterator[None]:
-    """An error of a source of a mixture says which one it is."""
+    """Name the source of a mixture in each DataError that the block raises."""
     try:
         yield
     except DataError as error:
@@ -96,13 +99,16 @@ def prepare_corpus(
     num_processes: int | None = None,
     sharing: Sharing | None = None,
 ) -> Corpus:
-    """The prepared corpus of a config. Returns quickly if it exists and this process has verified it before.
+    """Return the corpus of a config, and prepare it first if that is needed.
+
+    Fast if the corpus exists and this process has verified it before.
 
     Args:
         report: called with the progress from time to time, on the calling thread.
         shard_bytes: maximum size of one shard's file.
         tokenizer: replaces the one that `data.tokenizer` names; only this process tokenises then.
-        num_processes: that tokenise; 0: this one. Default: one per core, but no more than are worth their start.
+        num_processes: processes that tokenise; with 0 this one does. Default: one per core, but no more than are worth
+            their start.
         sharing: replaces what other nodes see of this process.
 
     Raises:
@@ -113,22 +119,22 @@ def prepare_corpus(
     else:
         num_processes = 0
     sources = find_sources(config)
-    described = _describe(config, sources, tokenizer, shard_bytes)
-    fingerprint = hashlib.blake2b(described, digest_size=16).hexdigest()
+    inputs = _describe_inputs(config, sources, tokenizer, shard_bytes)
+    fingerprint = hashlib.blake2b(inputs, digest_size=16).hexdigest()
     cache = Path(config.cache_dir).expanduser() if config.cache_dir else Path.home() / ".cache" / "shoal" / "data"
     directory = cache / f"{config.corpus or 'text'}-{fingerprint}"
-    corpus = _opened(directory, report)
+    corpus = _open_verified(directory, report)
     if corpus is None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             work = _Work(config, sources, directory, shard_bytes, num_processes, sharing or Sharing())
             with _Preparation(work, tokenizer, report) as preparation:
                 lock = directory.with_suffix(".lock")
-                with node_lock(lock, preparation.report_waiting, preparation.help) as say:
-                    preparation.report = both = _also_said(report, say)
-                    corpus = _opened(directory, both)
+                with node_lock(lock, preparation.report_waiting, preparation.help) as tell_waiting:
+                    preparation.report = report_to_all = _also_tell(report, tell_waiting)
+                    corpus = _open_verified(directory, report_to_all)  # another process may have prepared it meanwhile
                     if corpus is None:
-                        write_durably(directory / SOURCES_NAME, [described])
+                        write_durably(directory / SOURCES_NAME, [inputs])
                         corpus = preparation.run(fingerprint)
         except OSError as error:
             raise CacheError(
@@ -140,24 +146,29 @@ def prepare_corpus(
     return corpus
 
 
-def _also_said(report: Report, say: Callable[[str], None]) -> Report:
-    """Also shows the progress to the processes that wait for the lock."""
+def _describe_inputs(
+    config: TextDataConfig, sources: Sequence[SourceFile], tokenizer: Tokenizer, shard_bytes: int
+) -> bytes:
+    """Return everything that could change the tokens, as JSON."""
+    inputs = {
+        "format": FORMAT,
+        "tokenizer": tokenizer.fingerprint,
+        "settings": config.model_dump(include={"validation_fraction", "max_bytes", "encoding_errors"}),
+        "shard_bytes": shard_bytes,
+        "piece_bytes": PIECE_BYTES,
+        "sources": [_describe_source(source) for source in sources],
+    }
+    if any(source.format is not TextFormat.TEXT for source in sources):
+        inputs["rows"] = config.model_dump(include={"field", "bad_rows"})
+    return json.dumps(inputs, indent=1).encode()
 
-    def report_and_say(progress: PrepareProgress) -> None:
-        report(progress)
-        say(progress.describe())
 
-    return report_and_say
-
-
-def verify_corpus(corpus: Corpus) -> bool:
-    """Reads every shard and compares checksums. The next `prepare_corpus` makes damaged shards again."""
-    intact = corpus.is_intact()
-    (_verified.add if intact else _verified.discard)(corpus.directory)
-    return intact
+def _describe_source(source: SourceFile) -> tuple[str | int, ...]:
+    read_as = (source.format, source.compression or "", source.is_tab_separated)
+    return (source.place, source.num_bytes, source.version, *read_as)
 
 
-def _opened(directory: Path, report: Report) -> Corpus | None:
+def _open_verified(directory: Path, report: Report) -> Corpus | None:
     corpus = load_corpus(directory)
     if corpus is None or directory in _verified:
         return corpus
@@ -165,24 +176,21 @@ def _opened(directory: Path, report: Report) -> Corpus | None:
     return corpus if verify_corpus(corpus) else None
 
 
-def _describe(config: TextDataConfig, sources: Sequence[SourceFile], tokenizer: Tokenizer, shard_bytes: int) -> bytes:
-    """Everything that could change the tokens, as JSON."""
-    described = {
-        "format": FORMAT,
-        "tokenizer": tokenizer.fingerprint,
-        "settings": config.model_dump(include={"validation_fraction", "max_bytes", "encoding_errors"}),
-        "shard_bytes": shard_bytes,
-        "piece_bytes": PIECE_BYTES,
-        "sources": [_described(source) for source in sources],
-    }
-    if any(source.format is not TextFormat.TEXT for source in sources):
-        described["rows"] = config.model_dump(include={"field", "bad_rows"})
-    return json.dumps(described, indent=1).encode()
+def verify_corpus(corpus: Corpus) -> bool:
+    """Read every shard and compare checksums. The next `prepare_corpus` makes damaged shards again."""
+    is_intact = corpus.is_intact()
+    (_verified.add if is_intact else _verified.discard)(corpus.directory)
+    return is_intact
 
 
-def _described(source: SourceFile) -> tuple[str | int, ...]:
-    read_as = (source.format, source.compression or "", source.is_tab_separated)
-    return (source.place, source.num_bytes, source.version, *read_as)
+def _also_tell(report: Report, tell_waiting: Callable[[str], None]) -> Report:
+    """Return a report that also tells the processes that wait for the lock."""
+
+    def report_to_all(progress: PrepareProgress) -> None:
+        report(progress)
+        tell_waiting(progress.describe())
+
+    return report_to_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +198,14 @@ class Sharing:
     """What other nodes see of this process, if they share its cache directory."""
 
     machine: str = field(default_factory=machine_name)
-    """Equal for processes that share cores; these wait for each other."""
+    """Equal for processes that share cores. These do not help each other, but wait."""
     portion_bytes: int = PORTION_BYTES
+    """Bytes of text that another node tokenises at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be prepared; the arguments of `prepare_corpus`."""
+    """What to prepare, from the arguments of `prepare_corpus`."""
 
     config: TextDataConfig
     sources: Sequence[SourceFile]
@@ -207,15 +216,17 @@ class _Work:
 
 
 class _Preparation:
-    """One pass over the shards of a directory: keeps intact ones, makes the others. Until this process holds the lock,
-    it may only help the one that does."""
+    """A pass over the shards of a directory, which keeps intact ones and makes the others.
+
+    Only the holder of the lock may call `run`; before that, a process may `help` the holder.
+    """
 
     def __init__(self, work: _Work, tokenizer: Tokenizer, report: Report) -> None:
         self._config = work.config
         self._sources = work.sources
         self._directory = work.directory
         self._shard_bytes = work.shard_bytes
-        self._asked_processes = work.num_processes
+        self._requested_processes = work.num_processes
         self._tokenizer = tokenizer
         self.report = report
         self._encoder = DocumentEncoder(tokenizer, work.config.validation_fraction)
@@ -223,11 +234,11 @@ class _Preparation:
         self._num_processes = 0
         self._documents: Lookahead | None = None
         self._reached = Position()
-        """The place at which the next of `_documents` begins."""
+        """Position at which the next of `_documents` begins."""
         total, limit = sum(source.num_bytes for source in work.sources), work.config.max_bytes
         self._is_limited = limit is not None and limit < total
         self._total_bytes = limit if limit is not None and self._is_limited else total
-        """Bytes of text, if their number is limited; else those of the files, which may be compressed."""
+        """Bytes of text if `max_bytes` limits them; else bytes of the files, which may be compressed."""
         self._reported_bytes = 0
         self._position = Position()
         self._portions = Portions(
@@ -236,12 +247,12 @@ class _Preparation:
             work.config,
             machine=work.sharing.machine,
             portion_bytes=work.sharing.portion_bytes,
-            advanced=self._advanced,
+            advanced=self._note_portion_bytes,
         )
         self._is_holder = False
-        self._of_holder = ""
+        self._holder_progress = ""
         self._helped_bytes = self._portion_bytes = 0
-        """Bytes of text that were tokenised for another node; and of the portion that is encoded now."""
+        """Bytes of text that were tokenised for the holder, and of those of the present portion."""
 
     def __enter__(self) -> _Preparation:
         return self
@@ -251,30 +262,31 @@ class _Preparation:
             self._processes.__exit__(kind, error, at)
 
     def report_waiting(self, of_holder: str) -> None:
-        """Called with the progress of the process that holds the lock."""
-        self._of_holder = of_holder
+        """Report that this process waits or helps. `of_holder`: progress of the holder, as text."""
+        self._holder_progress = of_holder
         done = self._helped_bytes + self._portion_bytes
         phase = PreparePhase.HELPING if done else PreparePhase.WAITING
         self.report(PrepareProgress(phase, done_bytes=done, of_holder=of_holder))
 
     def help(self) -> bool:
-        """Tokenises a portion of the text for a worker of another node, if there is one; False: nothing was done."""
+        """Tokenise a portion of the text for the holder on another node. Return False if there is none."""
         has_helped = self._portions.help(self._encode_all)
         self._helped_bytes += self._portion_bytes
         self._portion_bytes = 0
         return has_helped
 
-    def _advanced(self, portion_bytes: int) -> None:
+    def _note_portion_bytes(self, portion_bytes: int) -> None:
+        """Note how much of a portion this process has tokenised, and report it once per MiB."""
         before, self._portion_bytes = self._portion_bytes, portion_bytes
         if portion_bytes // MIB == before // MIB and before:
             return
         if self._is_holder:
             self._report_progress(self._position)
         else:
-            self.report_waiting(self._of_holder)
+            self.report_waiting(self._holder_progress)
 
     def run(self, fingerprint: str) -> Corpus:
-        """Called with the lock held."""
+        """Make the shards that are missing or damaged, and the index. Call it with the lock held."""
         self._is_holder = True
         self._portions.hold()
         shards: list[ShardEntry] = []
@@ -283,7 +295,7 @@ class _Preparation:
             path = self._directory / shard_name(len(shards))
             entry = load_entry(path)
             if entry is None or entry.start != position:
-                entry = self._make(path, position)
+                entry = self._make_shard(path, position)
             shards.append(entry)
             position = entry.end
             self._report_progress(position)
@@ -297,12 +309,12 @@ class _Preparation:
             shards=tuple(shards),
         )
         if not index.text_bytes:
-            raise EmptyCorpusError(self._empty())
+            raise EmptyCorpusError(self._describe_empty())
         write_durably(self._directory / INDEX_NAME, [index.model_dump_json(indent=1).encode()])
         self._portions.remove()
         return Corpus(self._directory, index)
 
-    def _make(self, path: Path, start: Position) -> ShardEntry:
+    def _make_shard(self, path: Path, start: Position) -> ShardEntry:
         path.with_suffix(".json").unlink(missing_ok=True)  # otherwise a kill could leave an old entry beside new tokens
         documents = self._documents_from(start)
         entry = write_shard(path, start, documents, self._shard_bytes, self._report_progress)
@@ -310,7 +322,8 @@ class _Preparation:
         return entry
 
     def _documents_from(self, start: Position) -> Lookahead:
-        """Continues with the documents after the shard before, unless an intact shard was kept meanwhile."""
+        """Return the encoded documents from `start` on."""
+        # they continue after the last shard that was made, unless an intact one follows it
         if self._documents is None or self._reached != start:
             self._position = start
             self._documents = Lookahead(self._portions.encoded_from(start, self._encode_all, self._report_waiting))
@@ -321,23 +334,23 @@ class _Preparation:
         return (self._processes or self._encoder).encode_all(documents)
 
     def _report_waiting(self) -> None:
-        """Called while another node tokenises what is needed next."""
+        """Report while another node tokenises the portion that is needed next."""
         self._portion_bytes = 0
         self._report_progress(self._position)
 
     def _start_processes(self, text_bytes: int) -> None:
-        """Once, if they are worth it for so much text."""
-        num = self._asked_processes
+        """Start the tokenising processes, once, if so much text is worth their start."""
+        num = self._requested_processes
         if num is None:
-            worth = self._tokenizer.bytes_per_process
-            num = min(allowed_cores(), text_bytes // worth) if worth is not None else 0
+            bytes_per_process = self._tokenizer.bytes_per_process
+            num = min(allowed_cores(), text_bytes // bytes_per_process) if bytes_per_process is not None else 0
             num = 0 if num < _FEWEST_PROCESSES else num
         if num and self._processes is None:
             self._processes = TokenisingProcesses(self._encoder, num).__enter__()
             self._num_processes = num
 
     def _report_progress(self, position: Position) -> None:
-        """Reports about 100 times at most, and at most once per MiB. What is tokenised ahead counts."""
+        """Report about 100 times at most, and at most once per MiB. Text that is tokenised ahead counts as done."""
         self._position = position
         step, done = max(self._total_bytes // 100, MIB), self._done_bytes(position)
         if not self._is_limited:
@@ -361,15 +374,15 @@ class _Preparation:
     def _done_bytes(self, position: Position) -> int:
         return position.text_bytes if self._is_limited else position.read_bytes
 
-    def _empty(self) -> str:
-        named = f"data.corpus {self._config.corpus!r}" if self._config.corpus else "data.paths"
+    def _describe_empty(self) -> str:
+        setting = f"data.corpus {self._config.corpus!r}" if self._config.corpus else "data.paths"
         if self._config.max_bytes is not None and any(source.num_bytes for source in self._sources):
             return (
-                f"{named}: the first document does not fit into data.max_bytes {self._config.max_bytes:,}, so there is "
-                f"no text to read. Raise data.max_bytes (pieces of a document have up to {PIECE_BYTES:,} bytes)."
+                f"{setting}: the first document does not fit into data.max_bytes {self._config.max_bytes:,}, so there "
+                f"is no text to read. Raise data.max_bytes (pieces of a document have up to {PIECE_BYTES:,} bytes)."
             )
         return (
-            f"{named} names {len(self._sources):,} files, but they contain no text (binary files in directories are "
+            f"{setting} names {len(self._sources):,} files, but they contain no text (binary files in directories are "
             "skipped). Name files with text in data.paths."
         )
 
@@ -379,7 +392,7 @@ class PreparePhase(StrEnum):
     WAITING = "waiting"
     """Another process of this node is preparing the same text."""
     HELPING = "helping"
-    """One of another node is, and this process tokenises portions of it."""
+    """A process of another node is preparing the text, and this one tokenises portions of it."""
     TOKENISING = "tokenising"
     READY = "ready"
 
@@ -392,30 +405,30 @@ class PrepareProgress:
     done_files: int = 0
     total_files: int = 0
     num_processes: int = 0
-    """Processes that tokenise; 0: the one that prepares does it itself."""
+    """Processes that tokenise; 0 if the one that prepares does it itself."""
     bad_rows: int = 0
     """Rows without text that were left out."""
     of_holder: str = ""
-    """WAITING and HELPING: the progress of the process that prepares, in words; empty: not known."""
+    """Only WAITING and HELPING: progress of the process that prepares, as text; empty if unknown."""
     num_other_nodes: int = 0
-    """That have offered help, because they share `cache_dir`."""
+    """Other nodes that share `cache_dir` and have offered help."""
     of_source: str = ""
-    """Which source of a mixture this is, in words."""
+    """Which source of a mixture this is, as the beginning of a message."""
 
     def describe(self) -> str:
-        """For people: `tokenising 45 % (12.3 of 27.4 MiB, 1,203 of 2,410 files, 8 processes)`."""
-        return self.of_source + self._words()
+        """Describe the progress for people: `tokenising 45 % (12.3 of 27.4 MiB, 1,203 of 2,410 files, 8 processes)`."""
+        return self.of_source + self._describe_phase()
 
-    def _words(self) -> str:
+    def _describe_phase(self) -> str:
         match self.phase:
             case PreparePhase.VERIFYING:
                 return "verifying the token shards"
             case PreparePhase.WAITING:
-                return f"another process of this node prepares the text{self._holder}"
+                return f"another process of this node prepares the text{self._holder_text}"
             case PreparePhase.HELPING:
-                return f"tokenises {self.done_bytes / MIB:,.1f} MiB for another node{self._holder}"
+                return f"tokenises {self.done_bytes / MIB:,.1f} MiB for another node{self._holder_text}"
             case PreparePhase.READY:
-                return f"text ready{self._bad}"
+                return f"text ready{self._bad_rows_text}"
             case PreparePhase.TOKENISING:
                 processes = f", {self.num_processes} processes" if self.num_processes else ""
                 if self.num_other_nodes:
@@ -423,13 +436,13 @@ class PrepareProgress:
                 percent = 100 * self.done_bytes // max(1, self.total_bytes)
                 return (
                     f"tokenising {percent} % ({self.done_bytes / MIB:,.1f} of {self.total_bytes / MIB:,.1f} MiB, "
-                    f"{self.done_files:,} of {self.total_files:,} files{processes}){self._bad}"
+                    f"{self.done_files:,} of {self.total_files:,} files{processes}){self._bad_rows_text}"
                 )
 
     @property
-    def _holder(self) -> str:
+    def _holder_text(self) -> str:
         return f": {self.of_holder}" if self.of_holder else ""
 
     @property
-    def _bad(self) -> str:
+    def _bad_rows_text(self) -> str:
         return f", {self.bad_rows:,} bad rows left out" if self.bad_rows else ""

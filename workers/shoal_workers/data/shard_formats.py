@@ -1,11 +1,10 @@
-"""Samples of shards as other libraries write them, each read as it is: random access to a file on local disk.
+"""Reads shards in the formats of other libraries: random access to the samples of a file on local disk.
 
     open_shard(path)            a sequence of dictionaries; the file is mapped into memory, not read
     read_index(name, content)   the shards that an index names, with their bytes and samples
 
-WebDataset tar, MDS, LitData and JSON lines, in files that may be compressed as a whole; Parquet and Arrow, which have
-their compression inside. Images, audio and other files are bytes: a user's `decode` function makes tensors of them.
-Nothing is unpickled. Called by `sharded_files`, by the streams of shards in object stores, and by tasks.
+WebDataset tar, MDS, LitData and JSON lines may be compressed as whole files; Parquet and Arrow are compressed inside.
+Images, audio and other files are bytes: a user's `decode` function makes tensors of them. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -57,28 +56,27 @@ _READERS = {
 
 @dataclass(frozen=True, slots=True)
 class IndexedShard:
-    """A shard as an index names it."""
+    """A shard in an index."""
 
     name: str
     """Relative to the folder of the index."""
     num_bytes: int
-    """Length of the file. For a chunk of LitData that is compressed as a whole, that of its content: the index has no
-    other."""
+    """Length of the file. For a compressed chunk of LitData, length of its content, since the index has no other."""
     num_samples: int
 
 
 def open_shard(
     path: Path, format: ShardFormat | None = None, *, index: bytes | None = None
 ) -> Sequence[dict[str, Any]]:
-    """Opens a file for random access. Its table of contents is read; samples are read when they are asked for.
+    """Open a file for random access. Its table of contents is read now, and samples on access.
 
     Args:
-        format: None: what the name says.
-        index: LitData only: the content of `index.json`, if it does not lie beside the file.
+        format: default: the format that the suffix of the name stands for.
+        index: content of `index.json`, for LitData only, if that is not beside the file.
 
     Raises:
-        MissingTextError: the file does not exist, or its name says no format.
-        DamagedShardError: it is not what its format demands.
+        MissingTextError: the file does not exist, or the suffix of its name stands for no format.
+        DamagedShardError: the content violates the format.
     """
     format = format or format_of(path.name)
     if format is None:
@@ -90,25 +88,25 @@ def open_shard(
 
 
 def format_of(name: str) -> ShardFormat | None:
-    """What the name of a file or the last part of a URL says about its format."""
+    """Return the format for which the suffix of a file name or URL stands; None if for none."""
     path = PurePosixPath(name)
     inner = PurePosixPath(path.stem).suffix if path.suffix in COMPRESSIONS else ""
     return _SUFFIXES.get(path.suffix.lower()) or _SUFFIXES.get(inner.lower())
 
 
 def read_index(name: str, content: bytes) -> tuple[IndexedShard, ...]:
-    """The shards of an `index.json` of MDS (version 2) or LitData, or of a WebDataset index of `wids`, in their order.
+    """Read an `index.json` of MDS (version 2) or LitData, or a WebDataset index of `wids`; shards in their order.
 
     Args:
-        name: of the index, for messages.
+        name: name of the index, for messages.
 
     Raises:
-        DamagedShardError: it is none of these.
+        DamagedShardError: the content is no index of these.
     """
     try:
         index = json.loads(content)
         if "shards" in index:
-            return tuple(_of_mds(shard) for shard in index["shards"])
+            return tuple(_read_mds_shard(shard) for shard in index["shards"])
         if "chunks" in index:
             return tuple(
                 IndexedShard(str(chunk["filename"]), int(chunk["chunk_bytes"]), int(chunk["chunk_size"]))
@@ -125,9 +123,9 @@ def read_index(name: str, content: bytes) -> tuple[IndexedShard, ...]:
         ) from error
 
 
-def _of_mds(shard: dict[str, Any]) -> IndexedShard:
+def _read_mds_shard(shard: dict[str, Any]) -> IndexedShard:
     version, format = shard["version"], shard["format"]
     if version != 2 or format not in ("mds", "json"):
         raise ValueError(f"format {format!r} of version {version}, and version 2 of mds and json is read")
-    stored = shard["zip_data"] or shard["raw_data"]
-    return IndexedShard(str(stored["basename"]), int(stored["bytes"]), int(shard["samples"]))
+    file = shard["zip_data"] or shard["raw_data"]
+    return IndexedShard(str(file["basename"]), int(file["bytes"]), int(shard["samples"]))

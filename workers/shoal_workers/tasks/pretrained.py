@@ -1,9 +1,9 @@
-"""A model of transformers as a task's model: built from a directory or a config, and described for an export.
+"""Builds a model of transformers from a directory or a config, as a task's model, and describes it for an export.
 
-Nothing is downloaded, and no code from a model's directory is run. Weights are drawn, and those of a directory read,
-after the model is split, so that no worker holds all of them. Parameters are fp32, whatever the dtype in the files.
-Hidden here: which files transformers must read and convert itself, and what of a directory belongs to an export. The
-extra `hf` installs the requirements. Called by the tasks.
+Nothing is downloaded, and no code from a model's directory is run. Random weights are drawn after the model is split,
+and so are the weights of a directory read, so that no worker holds all of them. Parameters are fp32, whatever the dtype
+in the files. Hidden here: which files transformers must read and convert itself, and which files of a directory belong
+to an export. The extra `hf` installs the requirements.
 """
 
 from __future__ import annotations
@@ -33,32 +33,34 @@ _TOKENIZER_FILES = (
     *(TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "merges.txt", "tokenizer.model"),
 )
-"""What transformers keeps of a tokenizer in a model's directory."""
+"""Files of a tokenizer that transformers writes into a model's directory."""
 
 
 class PretrainedModel:
-    """The model half of a task."""
+    """Base of tasks whose model is one of transformers."""
 
     deferred_init = True
     auto_class = ""
-    """The class of transformers that knows the architectures."""
+    """Name of the auto class of transformers that builds the model."""
 
     def __init__(self, settings: PretrainedConfig) -> None:
         self._pretrained = settings
         self.initial_weights: str | None = None
-        """Once a model is built: the directory, if its files hold the model's tensors under their own names. Otherwise
-        transformers has read and converted all of them."""
+        """Set by `build_network`: the directory from which the tensors are read by their names; None if there is none,
+        or transformers has read and converted the weights already."""
 
     def build_network(self, changes: Mapping[str, Any] | None = None) -> Any:
-        """The model of transformers. Its weights are random, also if `initial_weights` says afterwards that others
-        belong to it. `changes`: keys of its config.
+        """Build the model. Its weights are random if the task has no directory, or `initial_weights` names it.
+
+        Args:
+            changes: keys of the model's config that differ.
 
         Raises:
             ImportError: the extra `hf` is not installed.
             FileNotFoundError: model.path has no config.json.
-            ValueError: it is quantized, or `auto_class` does not know the architecture.
+            ValueError: the model is quantized, or `auto_class` does not know the architecture.
         """
-        settings, given = self._pretrained, dict(changes or {})
+        settings, overrides = self._pretrained, dict(changes or {})
         try:
             import transformers
         except ImportError as error:
@@ -67,10 +69,10 @@ class PretrainedModel:
             ) from error
         auto: Any = getattr(transformers, self.auto_class)
         self.initial_weights = None
-        if problem := quantized(config_of(settings)):  # the server may not see model.path
+        if problem := quantized(config_of(settings)):  # the server could not check if it does not see model.path
             raise ValueError(problem)
         if settings.path is None:
-            config = transformers.AutoConfig.for_model(**{**(settings.config or {}), **given})
+            config = transformers.AutoConfig.for_model(**{**(settings.config or {}), **overrides})
             return auto.from_config(config, dtype=torch.float32)
         directory = Path(settings.path).expanduser()
         if not (directory / CONFIG_NAME).is_file():
@@ -78,18 +80,21 @@ class PretrainedModel:
                 f"model.path {settings.path!r} has no {CONFIG_NAME} on this node. Name a directory that every "
                 "node can read."
             )
-        reading: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        config = transformers.AutoConfig.from_pretrained(directory, **reading, **given)
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        config = transformers.AutoConfig.from_pretrained(directory, **options, **overrides)
         network = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        if _are_stored(network, directory):
+        if _has_all_tensors(directory, network):
             self.initial_weights = str(directory)
             return network
-        reading["ignore_mismatched_sizes"] = any("label" in key for key in given)
-        return auto.from_pretrained(directory, config=config, dtype=torch.float32, use_safetensors=True, **reading)
+        options["ignore_mismatched_sizes"] = any("label" in key for key in overrides)
+        return auto.from_pretrained(directory, config=config, dtype=torch.float32, use_safetensors=True, **options)
 
     def described(self, network: Any, files: Mapping[str, str]) -> dict[str, Any]:
-        """For `export_config`: config.json as transformers writes it, and how its names follow from this model's.
-        `files`: further ones of the export, name -> path."""
+        """Describe the model for `export_config`: config.json of transformers, and the renaming of the tensors.
+
+        Args:
+            files: other files of the export, name -> path.
+        """
         config = json.loads(network.config.to_json_string())
         config |= {"architectures": [type(network).__name__]}
         return {"config": config, "renames": [[f"^{PREFIX}", ""]], "files": dict(files)}
@@ -101,21 +106,21 @@ class PretrainedModel:
         return value if isinstance(value, int) else 0
 
     def own_tokenizer(self) -> str:
-        """The tokenizer in model.path, else "bytes"."""
+        """Return the tokenizer in model.path, else "bytes"."""
         tokenizer_file = Path(self._pretrained.path or "").expanduser() / TOKENIZER_NAME
         return str(tokenizer_file) if self._pretrained.path is not None and tokenizer_file.is_file() else BYTE_TOKENIZER
 
     def tokenizer_files(self, tokenizer: str) -> dict[str, str]:
-        """The tokenizer that the text is read with: name in an export -> path. Bytes have none."""
+        """Return the files of the tokenizer of the text: name in an export -> path. Bytes have none."""
         if tokenizer == BYTE_TOKENIZER:
             return {}
-        own = Path(tokenizer).expanduser().resolve()
-        if self._pretrained.path is None or own.parent != Path(self._pretrained.path).expanduser().resolve():
-            return {TOKENIZER_NAME: str(own)}
+        path = Path(tokenizer).expanduser().resolve()
+        if self._pretrained.path is None or path.parent != Path(self._pretrained.path).expanduser().resolve():
+            return {TOKENIZER_NAME: str(path)}
         return self.files_beside(_TOKENIZER_FILES)
 
     def files_beside(self, names: tuple[str, ...]) -> dict[str, str]:
-        """Those of the files that model.path has: name -> path."""
+        """Return the files with these names that model.path has: name -> path."""
         if self._pretrained.path is None:
             return {}
         directory = Path(self._pretrained.path).expanduser().resolve()
@@ -123,7 +128,7 @@ class PretrainedModel:
 
 
 class Network(nn.Module):
-    """A model of transformers: its keyword arguments -> its logits, as a plain tensor."""
+    """Wraps a model of transformers, so that it returns its logits as a plain tensor."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -135,7 +140,7 @@ class Network(nn.Module):
 
 
 def refuse_small_vocabulary(vocab_size: int, tokenizer: str, more: int = 0) -> None:
-    """ValueError: the model has fewer tokens than the tokenizer and `more`."""
+    """Raise ValueError if the model has fewer tokens than the tokenizer and `more`."""
     needed = load_tokenizer(tokenizer).vocab_size + more
     if vocab_size < needed:
         raise ValueError(
@@ -144,9 +149,8 @@ def refuse_small_vocabulary(vocab_size: int, tokenizer: str, more: int = 0) -> N
         )
 
 
-def _are_stored(network: nn.Module, directory: Path) -> bool:
-    """Return whether the directory's files hold all tensors of the model under its own names, each once or with equal
-    values."""
+def _has_all_tensors(directory: Path, network: nn.Module) -> bool:
+    """Return True if the files have all tensors of the model under its own names, tied ones with equal values."""
     try:
         reader = SafetensorsReader(str(directory))
     except InitialWeightsUnusable:

@@ -84,11 +84,6 @@ def audit(
     session.show(session.client.audit(job_id=job, actor=actor, limit=limit).items, audit_table)
 
 
-def _describe(me: Whoami) -> str:
-    where = "all projects" if me.projects is None else f"projects {', '.join(me.projects)}"
-    return f"{me.name}, role {me.role}, {where}"
-
-
 @command()
 def create(
     session: Session,
@@ -118,17 +113,16 @@ def create(
 
     If the token in use is not an admin's, the new one may do no more and ends with it.
     """
-    lasts_s, projects = _parse_duration(expires), tuple(project) if project else None
+    valid_s, projects = _parse_duration(expires), tuple(project) if project else None
     if cluster is not None and (projects or user or personal or role is not Role.VIEWER):
-        others = "--role, --project, --user or --personal"
-        raise CliError(f"--cluster makes the token of a gateway, which has no {others}")
+        raise CliError("--cluster makes the token of a gateway, which has no --role, --project, --user or --personal")
     request: ClusterTokenRequest | TokenRequest
     try:
         if cluster is not None:
-            request = ClusterTokenRequest(name=name, expires_in_s=lasts_s)
+            request = ClusterTokenRequest(name=name, expires_in_s=valid_s)
         else:
             request = TokenRequest(
-                name=name, role=role, projects=projects, user=user, expires_in_s=lasts_s, personal=personal
+                name=name, role=role, projects=projects, user=user, expires_in_s=valid_s, personal=personal
             )
     except ValidationError as error:
         raise CliError(first_problem(error)) from None
@@ -137,7 +131,7 @@ def create(
     else:
         made = session.client.create_token(request)
     ends_at = made.expires_at
-    if ends_at is not None and (lasts_s is None or ends_at < made.created_at + lasts_s):
+    if ends_at is not None and (valid_s is None or ends_at < made.created_at + valid_s):
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends_at))
         session.output.say(f"it ends at {at}, not after {expires}: with the token that made it")
     if output is not None:
@@ -173,18 +167,24 @@ def revoke(
     session.show(view, f"token {view.id} ({view.name}) is revoked{logged_out}")
 
 
+def _describe(me: Whoami) -> str:
+    where = "all projects" if me.projects is None else f"projects {', '.join(me.projects)}"
+    return f"{me.name}, role {me.role}, {where}"
+
+
 def _find_token_id(session: Session, reference: str) -> str:
+    """Return the id of the token with this id or name; a secret, which begins with its id, names it too."""
     tokens = session.client.tokens()
-    given = reference.removeprefix("shoal_").partition("_")[0]
-    if any(token.id == given for token in tokens):
-        return given
+    token_id = reference.removeprefix("shoal_").partition("_")[0]
+    if any(token.id == token_id for token in tokens):
+        return token_id
     valid = [token for token in tokens if is_valid(token, time.time())]
-    named = [token for token in valid if token.name == reference]
-    named = named or [token for token in valid if token.name.partition("/")[2] == reference]  # ada/laptop, by ada
-    if len(named) == 1:
-        return named[0].id
-    if named:
-        ids = ", ".join(token.id for token in named)
+    matches = [token for token in valid if token.name == reference]
+    matches = matches or [token for token in valid if token.name.partition("/")[2] == reference]  # ada/laptop, by ada
+    if len(matches) == 1:
+        return matches[0].id
+    if matches:
+        ids = ", ".join(token.id for token in matches)
         raise CliError(f"several tokens are called {reference}", hint=f"one of {ids}")
     raise CliError(f"no token {reference!r}", hint="`shoal token list` lists the tokens", exit_code=ExitCode.NOT_FOUND)
 

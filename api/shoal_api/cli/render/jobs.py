@@ -1,7 +1,7 @@
-"""Jobs and what belongs to them as tables and pages: `shoal jobs`, `show`, `sweep`, `workers`, `checkpoints`; and what
-a change of the spec will do (`scale`, `relayout`).
+"""Renders jobs, workers and checkpoints as tables and pages, and the effect of a change of the spec.
 
-Pure: every function takes views and returns objects that rich prints.
+For `shoal jobs`, `show`, `sweep`, `workers`, `checkpoints`, `scale` and `relayout`. Pure: every function takes views
+and returns objects that rich prints.
 """
 
 from __future__ import annotations
@@ -50,25 +50,24 @@ _CHECKPOINT_STYLE = {
     CheckpointState.DELETED: "dim",
     CheckpointState.FAILED: "red",
 }
-_SAID_BY_STATE = ("finished", "cancelled", "requested")
-"""Reasons that say no more than the state of the job."""
+_REASONS_LIKE_STATES = ("finished", "cancelled", "requested")
+"""Reasons that repeat the state of the job."""
 _SPARKLINE_WIDTH = 40
 _FAMILIES = {"metric": "metrics", "val": "metrics of validation", "label": "labels"}
-"""What names such as metric.NAME stand for."""
+"""Plurals of the kinds of names such as metric.NAME."""
 _MAX_NAMES = 10
 _TIMES = frozenset({"created", "updated", "started", "ended", "finish_by"})
-
-
-def job_line(job: JobView, *facts: str) -> str:
-    """Return id, name, state and further facts in one line: what commands print that change a job."""
-    return "  ".join((job.id, job.name, job.status.state, *facts))
-
-
+"""Columns whose values are seconds since the epoch."""
 _NO_JOBS = "no jobs; `shoal submit SPEC` creates one"
 
 
+def job_line(job: JobView, *facts: str) -> str:
+    """Return id, name, state and further facts in one line, which commands print after a change of the job."""
+    return "  ".join((job.id, job.name, job.status.state, *facts))
+
+
 def no_match(num_jobs: int, where: str, fields: Sequence[JobField], now: float) -> Text:
-    """Say how many jobs there are if none matches, and which metrics and labels of the condition no job has."""
+    """Say that no job matches, of how many, and which metrics and labels of the condition no job has."""
     if not num_jobs:
         return Text(_NO_JOBS, style="dim")
     them = "it" if num_jobs == 1 else "them"
@@ -76,22 +75,22 @@ def no_match(num_jobs: int, where: str, fields: Sequence[JobField], now: float) 
     names = [field.name for field in fields]
     for name in dict.fromkeys(field.name for field in fields_of(parse(where, now))):
         family = name.partition(".")[0]
-        known = [known for known in names if known.startswith(f"{family}.")]
-        if family in _FAMILIES and name not in known:
-            lines.append(f"no job has {name}{_near(name, family, known)}")
+        existing = [field_name for field_name in names if field_name.startswith(f"{family}.")]
+        if family in _FAMILIES and name not in existing:
+            lines.append(f"no job has {name}{_suggest(name, family, existing)}")
     return Text("\n".join(lines), style="dim")
 
 
-def _near(name: str, family: str, known: Sequence[str]) -> str:
-    if near := difflib.get_close_matches(name, known, n=3, cutoff=0.75):
+def _suggest(name: str, family: str, existing: Sequence[str]) -> str:
+    if near := difflib.get_close_matches(name, existing, n=3, cutoff=0.75):
         return f"; near {'it is' if len(near) == 1 else 'it are'} {', '.join(near)}"
-    return (
-        f"; {_FAMILIES[family]} are {', '.join(known[:_MAX_NAMES])}" if known else f"; no job has {_FAMILIES[family]}"
-    )
+    if not existing:
+        return f"; no job has {_FAMILIES[family]}"
+    return f"; {_FAMILIES[family]} are {', '.join(existing[:_MAX_NAMES])}"
 
 
 def jobs_table(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = ()) -> RenderableType:
-    """Return the jobs, with these columns if there are any."""
+    """Return the jobs, with id, name, state and `columns`; without `columns` with the usual ones."""
     if not jobs:
         return Text(_NO_JOBS, style="dim")
     if columns:
@@ -99,12 +98,12 @@ def jobs_table(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = 
             ("id", "name", "state", *columns),
             [(job.id, job.name, state_text(job), *(_value_text(name, job.values) for name in columns)) for job in jobs],
         )
-    several = in_several_clusters(jobs)
+    several_clusters = in_several_clusters(jobs)
     return make_table(
         (
             "id",
             "name",
-            *(["cluster"] if several else []),
+            *(["cluster"] if several_clusters else []),
             "project",
             "user",
             ">priority",
@@ -118,7 +117,7 @@ def jobs_table(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = 
             (
                 job.id,
                 job.name,
-                *([job.cluster or "-"] if several else []),
+                *([job.cluster or "-"] if several_clusters else []),
                 job.project,
                 job.user,
                 job.priority,
@@ -133,27 +132,9 @@ def jobs_table(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = 
     )
 
 
-def state_text(job: JobSummary) -> Text:
-    return Text(job.state, style=STATE_STYLE[job.state])
-
-
-def _state_detail(job: JobSummary) -> str:
-    if job.queue_position is not None:
-        return f" #{job.queue_position}"
-    return _reason(job.reason)
-
-
-def _reason(reason: str) -> str:
-    return f" {reason}" if reason and reason not in _SAID_BY_STATE else ""
-
-
-def fields_table(fields: Sequence[JobField]) -> RenderableType:
-    return make_table(("name", "kind", "meaning"), [(field.name, field.kind, field.meaning) for field in fields])
-
-
 def _value_text(column: str, values: Mapping[str, object]) -> str:
-    """Return the value of a column, whose name may have quotes."""
-    value = values.get(column.replace('"', ""))
+    """Return the value of a column as text."""
+    value = values.get(column.replace('"', ""))  # a column is written as in a condition, maybe with quotes
     if value is None:
         return "-"
     if column in _TIMES and isinstance(value, int | float):
@@ -163,8 +144,26 @@ def _value_text(column: str, values: Mapping[str, object]) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def state_text(job: JobSummary) -> Text:
+    return Text(job.state, style=STATE_STYLE[job.state])
+
+
+def _state_detail(job: JobSummary) -> str:
+    if job.queue_position is not None:
+        return f" #{job.queue_position}"
+    return _reason_text(job.reason)
+
+
+def _reason_text(reason: str) -> str:
+    return f" {reason}" if reason and reason not in _REASONS_LIKE_STATES else ""
+
+
 def in_several_clusters(jobs: Iterable[JobSummary]) -> bool:
     return len({job.cluster for job in jobs if job.cluster}) > 1
+
+
+def fields_table(fields: Sequence[JobField]) -> RenderableType:
+    return make_table(("name", "kind", "meaning"), [(field.name, field.kind, field.meaning) for field in fields])
 
 
 def workers_table(workers: Iterable[WorkerView]) -> RenderableType:
@@ -193,7 +192,7 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> RenderableType:
             (
                 checkpoint.step,
                 Text(
-                    f"{checkpoint.state}{', pinned' if checkpoint.pinned else ''}{_place_text(checkpoint)}",
+                    f"{checkpoint.state}{', pinned' if checkpoint.pinned else ''}{_validation_rank_text(checkpoint)}",
                     style=_CHECKPOINT_STYLE[checkpoint.state],
                 ),
                 *_measures(checkpoint),
@@ -213,8 +212,8 @@ def _measures(checkpoint: CheckpointView) -> tuple[object, ...]:
     return size_text(checkpoint.bytes), took, stall, checkpoint.world_size
 
 
-def _place_text(checkpoint: CheckpointView) -> str:
-    """Return the place of a checkpoint by validation."""
+def _validation_rank_text(checkpoint: CheckpointView) -> str:
+    """Return the rank of a checkpoint by validation."""
     if checkpoint.best is None:
         return ""
     return f", best ({checkpoint.score:.4g})" if checkpoint.best == 1 else f", {checkpoint.best}. best"
@@ -268,10 +267,11 @@ def job_page(
     several_clusters: bool = False,
     names: Mapping[str, str] | None = None,
 ) -> Table:
-    """The page of `shoal show`. `names`: of the jobs that it waits for, by id."""
+    """Return the page of `shoal show`. `names`: names of the jobs for which the job waits, by id."""
     status = job.status
-    unit, now_unknown = token_unit(job), NOT_REPORTED if is_silent(job) and not status.state.ended else ""
-    state = Text(status.state, style=STATE_STYLE[status.state]).append(_reason(status.reason), style="dim")
+    unit = token_unit(job)
+    unknown = NOT_REPORTED if is_silent(job) and not status.state.ended else ""
+    state = Text(status.state, style=STATE_STYLE[status.state]).append(_reason_text(status.reason), style="dim")
     limits = f"min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers}"
     identity: list[tuple[str, Any]] = [
         ("id", job.id),
@@ -280,8 +280,8 @@ def job_page(
         ("labels", ", ".join(f"{name}={value}" for name, value in job.spec.labels.items())),
         ("annotations", "\n".join(f"{name}: {text}" for name, text in job.spec.annotations.items())),
         ("command", command_text(job.spec.program) if job.spec.program is not None else ""),
-        ("goes on from", _origin(job)),
-        ("code", _code(job)),
+        ("goes on from", _origin_text(job)),
+        ("code", _code_text(job)),
     ]
     progress: list[tuple[str, Any]] = [
         ("state", state),
@@ -302,10 +302,10 @@ def job_page(
         ("best", _best(job)),
         ("metrics", metrics_text(status.metrics)),
         ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
-        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else now_unknown),
+        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else unknown),
         (unit, f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
-        ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else now_unknown),
+        ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else unknown),
     ]
     workers: list[tuple[str, Any]] = [
         (
@@ -315,7 +315,7 @@ def job_page(
         ("", held_back_text(job)),
         ("layout", status.layout),
         ("", status.layout_reason),
-        *(("", _proof(proof)) for proof in status.proofs),
+        *(("", _proof_text(proof)) for proof in status.proofs),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
         ("a dead worker", _cost_text(job, status.worker_loss)),
@@ -334,7 +334,7 @@ def job_page(
         for label, value in filled:
             page.add_row(label, value if isinstance(value, Text) else Text(str(value)))
     if status.failure is not None:
-        page.add_row("failure", Text(_where(status.failure), style="red"))
+        page.add_row("failure", Text(_failure_text(status.failure), style="red"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
 
@@ -345,7 +345,7 @@ def _waiting(job: JobView, now: float) -> str:
 
 
 def is_silent(job: JobView) -> bool:
-    """True if the job is a script that could have reported what is not known. Before the first group it could not."""
+    """Return True if the job is a script with a group, so that it could have reported what is unknown."""
     return job.spec.script is not None and job.status.generation > 0
 
 
@@ -370,17 +370,17 @@ def _loss(job: JobView, series: Sequence[SeriesPoint]) -> str:
     return f"{number(job.status.loss)}  {sparkline([point.loss for point in series], _SPARKLINE_WIDTH)}".rstrip()
 
 
-def _where(failure: UserFailure) -> str:
-    """Return `in forward, step 4, ranks 0, 2`, without what is not known: ranks before they were given, and the step of
-    a script that reported none."""
+def _failure_text(failure: UserFailure) -> str:
+    """Return `in forward, step 4, ranks 0, 2`, without what is unknown."""
+    # ranks are unknown before a group forms, and so is the step of a script that has reported none
     ranks = ", ".join(str(rank) for rank in failure.ranks)
-    of_ranks = f", {'rank' if len(failure.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
+    rank_text = f", {'rank' if len(failure.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
     step = f", step {failure.step}" if failure.step or failure.phase != Phase.SCRIPT else ""
-    return f"in {failure.phase}{step}{of_ranks}"
+    return f"in {failure.phase}{step}{rank_text}"
 
 
-def _proof(proof: LayoutProof) -> str:
-    """Say what one micro-batch has shown that was computed split and whole."""
+def _proof_text(proof: LayoutProof) -> str:
+    """Describe the proof of a layout, in which one micro-batch is computed split and whole."""
     if proof.outcome is not ProofOutcome.PROVEN:
         return f"{proof.outcome}: {proof.words}"
     how = "known from before" if proof.is_cached else f"in {proof.seconds:.1f} s"
@@ -396,11 +396,11 @@ def held_back_text(job: JobView) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """`accuracy 0.9312, f1 0.8`."""
+    """Return `accuracy 0.9312, f1 0.8`."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-def _origin(job: JobView) -> str:
+def _origin_text(job: JobView) -> str:
     origin = job.spec.continue_from
     if origin is None:
         return ""
@@ -450,7 +450,7 @@ def _snapshots(job: JobView) -> str:
     return f"in memory of each worker, {pace}{cost}"
 
 
-def _code(job: JobView) -> str:
+def _code_text(job: JobView) -> str:
     code = job.status.code
     if code is None or not code.updating_to:
         return code.version if code is not None else ""
@@ -469,7 +469,7 @@ def goodput_text(job: JobView) -> str:
 
 
 def next_workers(job: JobView) -> int:
-    """Return the number of workers of the group that forms next; for a job that does not train, its maximum."""
+    """Return the number of workers of the next group; for a job that does not train, its maximum."""
     elastic, granted = job.spec.elasticity, job.status.desired_workers
     if not job.status.workers:
         return elastic.max_workers
@@ -480,7 +480,7 @@ def change_page(job: JobView, layout: str, reason: str) -> str:
     """Say what the changed spec will do to its job: workers and layout before and after.
 
     Args:
-        layout: the one that the planner has for `next_workers(job)`; empty if it has none.
+        layout: the planner's layout for `next_workers(job)`; empty if it has none.
         reason: why that layout, or why none.
     """
     lines = [
@@ -495,8 +495,8 @@ def _workers_after(job: JobView) -> str:
     elastic, now, following = job.spec.elasticity, job.status.workers, next_workers(job)
     limits = f"(min {elastic.min_workers}, max {elastic.max_workers}, standby {elastic.standby})"
     if not now:
-        some = count_text(elastic.max_workers, "worker")
-        amount = some if elastic.min_workers == elastic.max_workers else f"{elastic.min_workers} to {some}"
+        most = count_text(elastic.max_workers, "worker")
+        amount = most if elastic.min_workers == elastic.max_workers else f"{elastic.min_workers} to {most}"
         return f"{amount} when it starts {limits}"
     if following < now:
         change = f"{now} -> {following} at the next step boundary; no step is lost"

@@ -63,7 +63,7 @@ async def fleet_overview(
     """Returns a page of jobs with their progress and small curves, jobs by state, goodput of the cluster, and what
     runs on each node. With `Accept: text/event-stream`: now and after every change, as events `fleet`."""
     query = replace(query, order=order, descending=descending, offset=offset, limit=limit)
-    read = partial(_jobs_only if jobs_only else _fleet, context, query)
+    read = partial(_read_jobs_only if jobs_only else _read_fleet, context, query)
     if wants_events(request):
         follower = DocumentFollower("fleet", lambda: read().model_dump_json())
         return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
@@ -155,7 +155,7 @@ def spec_versions(tx: Reading, job_id: JobId) -> Page[SpecVersion]:
     return Page(items=tuple(version.model_copy(update={"yaml": encode(version.spec)}) for version in versions))
 
 
-def _jobs_only(context: Context, query: FleetQuery) -> FleetOverview:
+def _read_jobs_only(context: Context, query: FleetQuery) -> FleetOverview:
     job_page = context.store.reading(job_lists.plain_fleet_page)(query)
     return FleetOverview.model_construct(
         items=tuple(job_page.values()),
@@ -170,7 +170,7 @@ def _jobs_only(context: Context, query: FleetQuery) -> FleetOverview:
     )
 
 
-def _fleet(context: Context, query: FleetQuery) -> FleetOverview:
+def _read_fleet(context: Context, query: FleetQuery) -> FleetOverview:
     with context.store.read() as tx:
         items, total = job_lists.fleet(tx, query)
         num_by_state, goodput, goodput_now = job_lists.fleet_accounts(tx, query.visible)

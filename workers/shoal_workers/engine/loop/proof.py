@@ -1,5 +1,4 @@
-"""Proves a loop while its first two steps are computed: that it trains the model of one process, with two workers and
-after a restore.
+"""Proves a loop during its first two steps: two workers, and a restore, must train the same model as one process.
 
     rank 0    a new job begins: fork --+--> trials, each in a fork of its own (trials.py): two steps in one process;
               step 1                   |    a newcomer that goes on after step 1; two ranks
@@ -7,8 +6,8 @@ after a restore.
               step 3
 
 All ranks wait in step 3 until rank 0 has the answer, at most PATIENCE_S. No checkpoint is saved before. Trials compute
-on the CPU, and leave no trace (process/confined.py). What is proven or refused is remembered, as the proofs of tasks
-are. Called by `LoopProgram` and by `StepBoundary`, on the training thread of rank 0.
+on the CPU and cannot write outside of their directory (process/confined.py). An answer, proven or refused, is stored
+like the proofs of tasks, so a loop is proven once. Training thread of rank 0 only.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from shoal_workers.contract.checks.legality import loop_layout
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.loop.run import Run
-from shoal_workers.engine.loop.trials import Crashed, Plan, TrialEngine, find
+from shoal_workers.engine.loop.trials import Crashed, Plan, TrialEngine, run_trials
 from shoal_workers.engine.loop.verdict import NEWCOMER, SPLIT, UNDISTURBED, WITH_TWO
 from shoal_workers.engine.process.confined import confine
 from shoal_workers.engine.proof.before_training import find_proof, keep_proof
@@ -44,10 +43,11 @@ _MOST_MICRO_BATCHES = 2
 """Micro-batches of each half of a step, at most."""
 _POLL_S = 0.2
 _MAX_NAMES = 8
+"""Variables and loaders in a message, at most."""
 
 
 class LoopProof:
-    """The proof of a job whose first generation has this worker as rank 0."""
+    """Proof of the loop of a job. Rank 0 of the first generation makes it."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class LoopProof:
         if self._answer is None:
             self._directory = Path(tempfile.mkdtemp(prefix="proof-", dir=get_temp_dir()))
             self._started_mono = time.monotonic()
-            self._begin(function, make_engine)
+            self._start_trials(function, make_engine)
 
     def observe(self, step: int, check: Callable[[], None], note: Callable[[str], None]) -> None:
-        """A step is complete, and not reported as saved. Raises ValueError if the loop is refused."""
+        """Wait for the answer if the proof's steps are complete. Raises ValueError if the loop is refused."""
         if step >= _NUM_STEPS:
             self.settle(check, note)
 
     def settle(self, check: Callable[[], None], note: Callable[[str], None]) -> None:
-        """Waits for the answer. Raises as `observe` does, again and again."""
+        """Wait for the answer. Raises ValueError, in each call, if the loop is refused."""
         if self._answer is None:
-            self._answer = self._wait(check, note)
+            self._answer = self._wait_for_answer(check, note)
             self.close()
             if self._answer.outcome is ProofOutcome.UNPROVEN:
                 self._say(f"the loop was not proven: {self._answer.words}")
@@ -84,7 +84,7 @@ class LoopProof:
             raise ValueError(self._answer.words)
 
     def close(self) -> None:
-        """Ends the trials: there is an answer, or the group has ended before."""
+        """End the trials, because there is an answer, or the group has ended."""
         if self._pid:
             if self._answer is None:
                 self._say("the loop was not proven: its first group has ended before its trials")
@@ -94,29 +94,29 @@ class LoopProof:
                 os.killpg(self._pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
-                while True:  # what trials have left is a child of this process now
+                while True:  # what trials have left running is a child of this process now
                     os.waitpid(-self._pid, 0)
-            os.close(self._answers)
+            os.close(self._read_end)
             shutil.rmtree(self._directory, ignore_errors=True)
             self._pid = 0
 
-    def _begin(self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]) -> None:
+    def _start_trials(self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]) -> None:
         parent = os.getpid()
-        self._answers, end = os.pipe()
+        self._read_end, write_end = os.pipe()
         with warnings.catch_warnings():
-            # Python warns of other threads, which hold no lock that a trial needs: loaders fork as well.
+            # Python warns because the process has other threads. They hold no lock that a trial needs.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:
             try:
-                confine(self._directory, parent=parent, kept=end)
-                os.write(end, json.dumps(_found(self._plan(function, make_engine))).encode())
+                confine(self._directory, parent=parent, kept=write_end)
+                os.write(write_end, json.dumps(_run_and_judge(self._plan(function, make_engine))).encode())
             except BaseException as error:
-                os.write(end, json.dumps([ProofOutcome.UNPROVEN, f"{type(error).__name__}: {error}"]).encode())
+                os.write(write_end, json.dumps([ProofOutcome.UNPROVEN, f"{type(error).__name__}: {error}"]).encode())
             finally:
-                os.write(end, b"\n")
+                os.write(write_end, b"\n")
                 os._exit(0)
-        os.close(end)
+        os.close(write_end)
 
     def _plan(self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]) -> Plan:
         return Plan(
@@ -131,28 +131,28 @@ class LoopProof:
             on_thread=lambda call, _: call(),
         )
 
-    def _wait(self, check: Callable[[], None], note: Callable[[str], None]) -> LayoutProof:
+    def _wait_for_answer(self, check: Callable[[], None], note: Callable[[str], None]) -> LayoutProof:
         deadline_mono, text = time.monotonic() + PATIENCE_S, b""
         while not text.endswith(b"\n"):
             check()
             note("proving the loop")
-            if select.select([self._answers], [], [], _POLL_S)[0]:
-                if not (more := os.read(self._answers, 1 << 16)):
-                    return self._proof(ProofOutcome.UNPROVEN, "its trials were killed")
+            if select.select([self._read_end], [], [], _POLL_S)[0]:
+                if not (more := os.read(self._read_end, 1 << 16)):
+                    return self._make_proof(ProofOutcome.UNPROVEN, "its trials were killed")
                 text += more
             elif time.monotonic() > deadline_mono:
                 spent_s = time.monotonic() - self._started_mono
-                return self._proof(ProofOutcome.UNPROVEN, f"its trials have taken more than {spent_s:.0f} s")
-        outcome, words = json.loads(text)
-        return self._proof(ProofOutcome(outcome), words)
+                return self._make_proof(ProofOutcome.UNPROVEN, f"its trials have taken more than {spent_s:.0f} s")
+        outcome, reason = json.loads(text)
+        return self._make_proof(ProofOutcome(outcome), reason)
 
-    def _proof(self, outcome: ProofOutcome, words: str) -> LayoutProof:
+    def _make_proof(self, outcome: ProofOutcome, reason: str) -> LayoutProof:
         seconds = time.monotonic() - self._started_mono
-        return LayoutProof(layout=self._layout, outcome=outcome, words=words, seconds=seconds)
+        return LayoutProof(layout=self._layout, outcome=outcome, words=reason, seconds=seconds)
 
 
 def reduced(spec: JobSpec, directory: Path, *, entered_after: int, on_gpu: bool, in_memory: bool) -> JobSpec:
-    """Returns the same loop with a checkpoint after that step, for a trial. `in_memory`: with a copy after each one."""
+    """Return the spec of a trial: a checkpoint after that step, and with `in_memory` a snapshot after each step."""
     return spec.model_copy(
         update={
             "worker": spec.worker if on_gpu else spec.worker.model_copy(update={"gpus": 0}),
@@ -164,31 +164,29 @@ def reduced(spec: JobSpec, directory: Path, *, entered_after: int, on_gpu: bool,
     )
 
 
-def _found(plan: Plan) -> tuple[ProofOutcome, str]:
+def _run_and_judge(plan: Plan) -> tuple[ProofOutcome, str]:
+    """Run the trials in this process. Return the outcome and its reason."""
     torch.set_num_threads(1)  # the threads of a parallel region do not survive a fork
     names = [UNDISTURBED, NEWCOMER, *([SPLIT] if plan.spec.elasticity.max_workers > 1 else [])]
     try:
-        findings, _ = find(plan, names, lambda _: None)
+        findings, _ = run_trials(plan, names, lambda _: None)
     except Crashed as crashed:
         return ProofOutcome.UNPROVEN, f"a trial has ended: {crashed}"
-    if (failed := findings.get("failed")) is not None:
-        entered = failed.get("after", "")
-        is_error = "sentence" in failed  # of the program; else the trial was not made
-        text = (
-            f"a trial has failed{entered and f', {entered}'}: {failed['sentence']}" if is_error else failed["message"]
-        )
-        return ProofOutcome.UNPROVEN, text
+    if (failure := findings.get("failed")) is not None:
+        if "sentence" not in failure:  # the trials were not possible
+            return ProofOutcome.UNPROVEN, failure["message"]
+        entry = f", {failure['after']}" if failure["after"] else ""
+        return ProofOutcome.UNPROVEN, f"a trial has failed{entry}: {failure['sentence']}"
     return judge(findings)
 
 
 def judge(findings: Mapping[str, Any]) -> tuple[ProofOutcome, str]:
-    """What a verdict on a loop's trials means for its job, and the words."""
+    """Return the outcome of the findings of a verdict, and its reason for the user."""
     if not findings["differences"]:
         return ProofOutcome.PROVEN, ""
-    [first, *_] = findings["differences"]
-    differs = (
-        f"{first['what']} {first['words'] if first['words'].startswith(('differs', 'has')) else 'is ' + first['words']}"
-    )
+    first = findings["differences"][0]
+    verb = "" if first["words"].startswith(("differs", "has")) else "is "
+    differs = f"{first['what']} {verb}{first['words']}"
     if first["trial"].startswith("two undisturbed"):
         return ProofOutcome.UNPROVEN, f"two runs of it are not the same. In step {first['step']} {differs}"
     if first["trial"] == WITH_TWO:
@@ -199,7 +197,7 @@ def judge(findings: Mapping[str, Any]) -> tuple[ProofOutcome, str]:
             "parameters. Two ways out: clip by run.steps(optimizer, clip=...), which also forgets gradients; or change "
             "what is tracked once run.steps(optimizer) has returned True, alike on all ranks (by run.loss or run.step)."
         )
-    names = [f"{found['path']} ({found['place']})" for found in findings["untracked"]]
+    names = [f"{variable['path']} ({variable['place']})" for variable in findings["untracked"]]
     names += findings["suspects"]
     carriers = f" Not tracked, and not the same then: {', '.join(names[:_MAX_NAMES])}." if names else ""
     return ProofOutcome.REFUSED, (

@@ -1,15 +1,13 @@
-"""Models that a loop shards over the ranks with FSDP2: how they are wrapped, and what their gradients and their state
-are beside those of whole tensors.
+"""Shards the models of a loop over the ranks with FSDP2, and handles their gradients and their state.
 
-    parameters   DTensors over `run.mesh`, split along one dim of it; FSDP2 gathers a unit before it runs
-    gradients    FSDP2 sums them in each backward pass, over all ranks and micro-batches. By default it
-                 divides by the number of ranks; here it does not: a loop divides by the weight of the global batch,
-                 once, before the update
-    norm         each rank adds up the squares of its own part, and the sum over the ranks travels with the vote
-    state        a DTensor is restored into one of the same layout over the mesh of this generation, whatever the number
-                 of ranks that has saved it. What is saved of an optimizer is split as its parameter is
+    parameters   DTensors over `run.mesh`, split along one dim of the tensor; FSDP2 gathers a unit before it runs
+    gradients    FSDP2 sums them over all ranks and micro-batches. It does not divide by the number of ranks, its
+                 default: the loop divides by the weight of the global batch, once, before the update
+    norm         each rank adds up the squares of its local shard, and the vote sums them over the ranks
+    state        a DTensor is restored with the same placements over the mesh of this generation, whatever the number
+                 of ranks that saved it. Optimizer state is split as its parameter
 
-Which layout the mesh has is the spec's matter (`parallelism`). Called by `Run` on the training thread.
+The spec (`parallelism`) decides the layout of the mesh. Training thread only.
 """
 
 from __future__ import annotations
@@ -45,44 +43,46 @@ _WAY_OUT = (
 def wrapped(
     model: nn.Module, spec: JobSpec, layout: Layout, mesh: DeviceMesh, blocks: Iterable[nn.Module] | None
 ) -> nn.Module:
-    """The same model, sharded over `mesh` if `spec.parallelism` fixes degrees, now or when the worker was started; else
-    as it is.
+    """Shard a model over `mesh`, in place, if `spec.parallelism` fixes degrees now or did so when the worker started.
 
     Args:
-        blocks: modules whose parameters are gathered together; None means the children of each ModuleList, and those of
-            each Sequential that consist of modules.
+        blocks: modules whose parameters are gathered together. None means the children of each ModuleList, and those
+            of each Sequential that consist of modules.
+
+    Raises:
+        ValueError: a block is not inside the model.
     """
     if not isinstance(spec.parallelism, ParallelismSpec) and layout.dp_shard == 1:
         return model
-    # None is torch's choice: it frees all but the parameters of the root, which the backward pass needs first
-    frees = None if layout.shard is ShardLevel.FULL else False
-    chosen = set(default_shard_units(model) if blocks is None else blocks) - {model}
-    if unknown := chosen - set(model.modules()):
-        names = ", ".join(sorted(type(parameter).__name__ for parameter in unknown))
+    # None is torch's choice: it reshards all but the parameters of the root, which the backward pass needs first
+    reshard = None if layout.shard is ShardLevel.FULL else False
+    units = set(default_shard_units(model) if blocks is None else blocks) - {model}
+    if unknown := units - set(model.modules()):
+        names = ", ".join(sorted(type(module).__name__ for module in unknown))
         raise ValueError(
             f"run.wrap(blocks=...): {names} is no module of the model. Give modules that are inside of it."
         )
     additions = places_of((), model)
     for module in reversed(list(model.modules())):  # inner blocks first
-        if module in chosen:
-            fully_shard(module, mesh=mesh, reshard_after_forward=frees)
-    fully_shard(model, mesh=mesh, reshard_after_forward=frees)
+        if module in units:
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
     move_additions(additions, model)
     return model
 
 
 def begin_sums(modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """From now on FSDP2 sums the gradients of the tracked modules instead of averaging them, whoever has wrapped them.
+    """Let FSDP2 sum the gradients of the tracked modules, instead of averaging them, also if the user has wrapped them.
 
     Raises:
         TypeError: an optimizer has sharded parameters of a module that is not tracked.
     """
-    known: set[int] = set()
+    tracked: set[int] = set()
     for module in modules:
         sum_gradients(module)
-        known |= {id(parameter) for parameter in module.parameters()}
+        tracked |= {id(parameter) for parameter in module.parameters()}
     for name, optimizer in optimizers.items():
-        if any(id(parameter) not in known for parameter in sharded_parameters(optimizer)):
+        if any(id(parameter) not in tracked for parameter in sharded_parameters(optimizer)):
             raise TypeError(
                 f"run.track(): {name} has sharded parameters of a module that is not tracked, so nothing tells how "
                 "their gradients are summed. Track the module too, and make the optimizer after it is wrapped."
@@ -90,7 +90,7 @@ def begin_sums(modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]
 
 
 def is_sharded(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether any of them is a part."""
+    """Return True if any of the tensors is a DTensor."""
     return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 
@@ -110,16 +110,16 @@ def plain_parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 class ShardedGradients:
-    """This rank's parts of the gradients of one optimizer, which FSDP2 has summed."""
+    """Local shards of the gradients of an optimizer, which FSDP2 has summed."""
 
     def __init__(self, optimizer: Optimizer, num_replicas: int) -> None:
-        """`num_replicas`: how many ranks have the same part."""
+        """`num_replicas`: number of ranks with the same shards."""
         gradients = (parameter.grad for parameter in sharded_parameters(optimizer) if parameter.grad is not None)
         self.parts = [local_tensor(gradient) for gradient in gradients]
         self._num_replicas = num_replicas
 
     def squares(self, device: torch.device) -> Tensor:
-        """Adds up, over all ranks, to the square of the norm."""
+        """Return this rank's summand of the squared norm: the sum over all ranks is the squared norm."""
         return squares_of([part for part in self.parts if part.numel()], device) / self._num_replicas
 
     @torch.no_grad()
@@ -129,22 +129,22 @@ class ShardedGradients:
 
 
 def squares_of(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The sum of the squares of all elements: a float64 scalar on the device."""
-    by_place: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    """Return the sum of the squares of all elements, a float64 scalar on the device."""
+    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for gradient in gradients:
-        by_place.setdefault((gradient.dtype, gradient.device), []).append(gradient)
+        by_kind.setdefault((gradient.dtype, gradient.device), []).append(gradient)
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for (dtype, _), some in by_place.items():
-        norms = torch._foreach_norm(some, 2, dtype=torch.promote_types(dtype, torch.float32))
+    for (dtype, _), same_kind in by_kind.items():
+        norms = torch._foreach_norm(same_kind, 2, dtype=torch.promote_types(dtype, torch.float32))
         total += torch.stack(norms).double().square().sum().to(device)
     return total
 
 
 def split_dim(tensor: DTensor, path: str, mesh: DeviceMesh | None) -> int | None:
-    """The dim along which a tensor is split over `mesh`; None if it is whole on every rank.
+    """Return the dim along which a tensor is split over `mesh`; None if it is whole on every rank.
 
     Raises:
-        TypeError: it is on another mesh, or split in a way that cannot be kept.
+        TypeError: the tensor is on another mesh, or has placements that a loop does not support.
     """
     if mesh is None or tensor.device_mesh != mesh:
         raise TypeError(
@@ -152,19 +152,19 @@ def split_dim(tensor: DTensor, path: str, mesh: DeviceMesh | None) -> int | None
             f"{mesh}. {_WAY_OUT}"
         )
     *outer, last = tensor.placements
-    is_kept = all(isinstance(placement, Replicate) for placement in outer) and type(last) in (Shard, Replicate)
-    if not is_kept:
+    is_supported = all(isinstance(placement, Replicate) for placement in outer) and type(last) in (Shard, Replicate)
+    if not is_supported:
         raise TypeError(f"run.track(): {path} is a DTensor with the placements {tensor.placements}. {_WAY_OUT}")
     return last.dim if isinstance(last, Shard) else None
 
 
 class Targets:
-    """Memory for tensors that are restored: whole, or this rank's part.
+    """Allocates memory for restored tensors: whole ones, or this rank's shards.
 
     Args:
-        live: what the objects have now, by path.
-        dims: the dims along which the source says that tensors are split.
-        owners: by the beginning of a path, the parameter to which optimizer state belongs.
+        live: present tensors of the objects, by path.
+        dims: dims along which tensors were split when they were saved, by path.
+        owners: parameter to which optimizer state belongs, by the path without its last part.
     """
 
     def __init__(
@@ -181,6 +181,7 @@ class Targets:
         self._is_sharded = is_sharded(live)
 
     def memory(self, path: str, shape: Shape) -> Tensor:
+        """Return uninitialised memory for the tensor at `path`: a DTensor if it is split."""
         placements = self._placements(path, shape)
         if placements is None:
             return torch.empty(shape.sizes, dtype=shape.dtype)

@@ -1,14 +1,14 @@
-"""Trials of a loop: short runs of it, each in a fork of a process that has its function, that have to be equal.
+"""Trials of a loop: short runs that must give equal results, each in a fork of a process that has the loop's function.
 
     undisturbed   the first steps, in one process
-    repeated      the same again: what differs between these two is not the same in any two runs
-    newcomer      another process enters after a step, with what is tracked, as a worker does that joins
-    survivor      is interrupted in the next step, as by a lost worker, and calls the function again
+    repeated      the same again; whatever differs from the first is not reproducible
+    newcomer      a new process restores the tracked objects after a step, as a worker that joins
+    survivor      interrupted in the next step, as by a lost worker; it calls the function again
     split         two ranks share the micro-batches
     noisy         undisturbed, with gradients that differ by more than rounding, in both directions
 
-It is the engine that trains. A trial has at most `Plan.most_micro_batches` of each half of a step. What they have shown
-is compared by verdict.py. Called by the proof of a loop (proof.py) and by `shoal check` (check_loop.py).
+Trials train with the real engine. They compute at most `Plan.most_micro_batches` of each half of a step. verdict.py
+compares the results. For the proof of a loop (proof.py) and for `shoal check` (check_loop.py).
 """
 
 from __future__ import annotations
@@ -53,19 +53,20 @@ from shoal_workers.machine_limits import available_bytes
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 NOISE = 1e-6
-"""Share of the largest gradient: more than rounding makes of any."""
+"""Noise as a share of the largest gradient. More than rounding makes of any gradient."""
 _MOST_PARAMETERS = 50_000_000
 _COPIES = 10
-"""Times the parameters, what two ranks need beside each other with gradients and the state of an optimizer."""
+"""Memory of two ranks with gradients and optimizer state, as a multiple of the parameters."""
 _TIMES = ("_runtime", "_per_second")
-"""What a trainer logs of its own speed, in its history."""
+"""Suffixes of what a trainer logs of its speed in its history, which differs between any two runs."""
 _SAVED_S = 30.0
+"""Seconds that the save of the checkpoint may take."""
 _POLL_S = 0.05
-_LOOKED_AT = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_RECORDED_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 class TrialEngine(Protocol):
-    """What a trial needs of an engine."""
+    """The part of an engine that trials use."""
 
     @property
     def progress(self) -> Progress: ...
@@ -78,7 +79,7 @@ class TrialEngine(Protocol):
 
 
 class Crashed(Exception):
-    """The process of a trial has ended without a result; its exit status, or minus the number of a signal."""
+    """The process of a trial ended without a result. `code`: its exit status, or minus the number of a signal."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit status {code}" if code > 0 else signal.Signals(-code).name)
@@ -87,19 +88,21 @@ class Crashed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What all trials of a loop have in common."""
+    """What the trials of a loop have in common."""
 
     spec: JobSpec
     function: Callable[[Run], None]
     make_engine: Callable[..., TrialEngine]
     directory: Path
-    """Empty, and of these trials alone."""
+    """An empty directory, used by these trials only."""
     entered_after: int
     """Completed steps when a newcomer enters."""
     steps_after: int
+    """Further steps that a newcomer trains."""
     most_micro_batches: int
+    """Micro-batches of each half of a step, at most."""
     is_silent: bool
-    """No rank is to print or write files, and large models are not tried."""
+    """True if ranks must neither print nor write files, and large models are not tried."""
     on_thread: Callable[[Callable[[], Any], Callable[[], object]], Any]
     """Calls the first function, and the second one if it is interrupted."""
 
@@ -108,10 +111,19 @@ class Plan:
         return self.entered_after + self.steps_after
 
 
-def find(plan: Plan, names: Sequence[str], say: Callable[[str], None]) -> tuple[dict[str, Any], Trial]:
-    """Runs the trials in their order, and returns what `verdict` says of them, or what has failed; and the undisturbed
-    one. `say`: called with the name of each. Raises Crashed."""
-    gc.freeze()  # no trial looks at what it shares with the others
+def run_trials(plan: Plan, names: Sequence[str], say: Callable[[str], None]) -> tuple[dict[str, Any], Trial]:
+    """Run trials one after the other. Return the findings of `verdict`, or a failure, and the undisturbed trial.
+
+    Repeated and noisy trials are added if they are needed to explain a difference.
+
+    Args:
+        names: names of the trials; the undisturbed one first.
+        say: called with the name of each trial before it begins.
+
+    Raises:
+        Crashed: the process of a trial ended without a result.
+    """
+    gc.freeze()  # otherwise each collection in a trial would copy the memory that it shares with the others
     trials: dict[str, Trial] = {}
     findings: dict[str, Any] = {}
     for name in (*names, *(extra for extra in (REPEATED, *NOISY) if extra not in names)):
@@ -120,18 +132,21 @@ def find(plan: Plan, names: Sequence[str], say: Callable[[str], None]) -> tuple[
         if name == SPLIT and trials[UNDISTURBED].most_workers == 1:
             continue
         say(name)
-        for key, trial in _forked(plan, name).items():
+        for key, trial in _run_forked(plan, name).items():
             trials[key] = trial
             if trial.failed is not None:
                 return {"failed": trial.failed, "trial": key}, trials[UNDISTURBED]
         findings = verdict(trials, Path.cwd())
         if len(trials[UNDISTURBED].losses) <= plan.entered_after:
-            break  # it is too short to be interrupted
+            break  # the loop is too short to be interrupted
     return findings, trials[UNDISTURBED]
 
 
-def _forked(plan: Plan, name: str) -> dict[str, Trial]:
-    """Each trial begins with the variables that the file has left. Main thread, while there is no other."""
+def _run_forked(plan: Plan, name: str) -> dict[str, Trial]:
+    """Run the ranks of a trial, each in a fork, and return their results by name. Call it without other threads.
+
+    A trial thus begins with the variables as they were before `shoal.run`.
+    """
     world_size = 2 if name == SPLIT else 1
     address, key = os.pipe(), secrets.token_hex(16)
     files, pids = {}, {}
@@ -142,7 +157,7 @@ def _forked(plan: Plan, name: str) -> dict[str, Trial]:
         if pid == 0:
             status = 1
             try:
-                trial = _Try(plan, name, rank, world_size, address, key).run()
+                trial = _TrialRank(plan, name, rank, world_size, address, key).run()
                 torch.save(vars(trial), files[trial_name])
                 status = 0
             except BaseException:
@@ -171,8 +186,8 @@ def _forked(plan: Plan, name: str) -> dict[str, Trial]:
     return trials
 
 
-class _Try:
-    """One rank of a trial, in a process of its own."""
+class _TrialRank:
+    """A rank of a trial, in a process of its own."""
 
     def __init__(self, plan: Plan, name: str, rank: int, world_size: int, address: tuple[int, int], key: str) -> None:
         self._plan = plan
@@ -210,28 +225,28 @@ class _Try:
 
     def run(self) -> Trial:
         try:
-            self._plan.on_thread(self._tries, lambda: self._engine.interrupt(self._generation))
+            self._plan.on_thread(self._run_generations, lambda: self._engine.interrupt(self._generation))
         finally:
             self._engine.close()
         return self._trial
 
-    def _tries(self) -> None:
+    def _run_generations(self) -> None:
         plan = self._plan
         if self._name == NEWCOMER:
             self._train(restore_from=(plan.directory / "checkpoint").read_text())
         elif self._name == SURVIVOR:
             self._last_step = plan.entered_after
-            ended = self._train()
+            worker_exit = self._train()
             self._last_step = plan.last_step
-            if ended is not None and ended.kind is ExitKind.INTERRUPTED:
-                self._train(restore_snapshot=self._in_memory(ended))
+            if worker_exit is not None and worker_exit.kind is ExitKind.INTERRUPTED:
+                self._train(restore_snapshot=self._find_snapshot(worker_exit))
         else:
             self._train()
             if self._name == UNDISTURBED:
-                self._commit()
+                self._commit_checkpoint()
 
     def _train(self, **source: Any) -> WorkerExit | None:
-        """One generation. None if it has failed."""
+        """Train a generation up to `_last_step`. None if it has failed."""
         self._generation += 1
         assignment = Assignment(
             job_id="check",
@@ -245,18 +260,18 @@ class _Try:
             **{"restore_from": None, **source},
         )
         try:
-            ended = self._engine.run(assignment)
+            worker_exit = self._engine.run(assignment)
         except Exception as error:
             report = getattr(error, "report", None)
             error_report = report if isinstance(report, ErrorReport) else engine_error(error, Phase.PREPARING)
-            self._trial.failed = failed(error_report)
+            self._trial.failed = describe_failure(error_report)
             return None
         self._read_reports()
-        # The other rank of two leaves first, perhaps.
-        is_left = self._world_size > 1 and self._last_step in self._trial.tracked
-        if ended.error is not None and self._trial.failed is None and not is_left:
-            self._trial.failed = failed(ended.error, after=self._describe_entry())
-        return ended if self._trial.failed is None else None
+        # after its last step a rank may fail because the other one has left already
+        is_done = self._world_size > 1 and self._last_step in self._trial.tracked
+        if worker_exit.error is not None and self._trial.failed is None and not is_done:
+            self._trial.failed = describe_failure(worker_exit.error, after=self._describe_entry())
+        return worker_exit if self._trial.failed is None else None
 
     def _describe_entry(self) -> str:
         if self._name == NEWCOMER or self._generation > 1:
@@ -272,51 +287,54 @@ class _Try:
         self._plan.function(run)
 
     def observe(self, step: int, check: Callable[[], None], note: Callable[[str], None]) -> None:
-        """A step is complete."""
+        """Record a completed step, and end the trial after the last one. The loop calls it."""
         run = self._run
         assert run is not None
-        if step == self._plan.last_step:  # after others the next forward pass shows what a newcomer shows there
-            self._look(run, step)
+        if step == self._plan.last_step:  # other steps are recorded in the next forward pass, as those of a newcomer
+            self._record_tracked(run, step)
         if step == self._last_step:
-            # The other rank completes the step, too, before this one leaves it.
+            # wait until the other rank has completed the step too
             run.agree(flag=False)
             if self._world_size > 1:
                 self._engine.interrupt(self._generation)
 
     def settle(self, check: Callable[[], None], note: Callable[[str], None]) -> None:
-        """A checkpoint is about to be saved."""
+        """Do nothing before a checkpoint is saved. The loop calls it."""
 
     def _on_phase(self, phase: Phase, step: int) -> None:
         run, trial = self._run, self._trial
-        if run is None or phase not in _LOOKED_AT:
+        if run is None or phase not in _RECORDED_PHASES:
             return
         trial.steps_per_epoch, trial.most_workers = run.steps_per_epoch, run.most_workers
-        if self._plan.is_silent and not trial.tracked and (why := _too_large(run)):
-            trial.failed = {"message": why}
+        if self._plan.is_silent and not trial.tracked and (reason := _too_large(run)):
+            trial.failed = {"message": reason}
             self._engine.interrupt(self._generation)
             return
         if step not in trial.tracked:
-            self._look(run, step)
+            self._record_tracked(run, step)
         if step == self._plan.entered_after and step not in trial.variables:
             directory, objects = Path.cwd(), run.objects
-            left_out: dict[int, object] = {id(tracked): tracked for tracked in objects.values()} | {id(run): run}
-            variables = variables_of(sys._getframe(), directory, left_out) | variables_in(objects, directory)
-            trial.variables[step] = {name: (one.file, one.kind, dict(one.values)) for name, one in variables.items()}
+            excluded: dict[int, object] = {id(tracked): tracked for tracked in objects.values()} | {id(run): run}
+            variables = variables_of(sys._getframe(), directory, excluded) | variables_in(objects, directory)
+            trial.variables[step] = {
+                name: (variable.file, variable.kind, dict(variable.values)) for name, variable in variables.items()
+            }
         if step >= self._last_step:
             self._engine.interrupt(self._generation)
 
-    def _look(self, run: Run, step: int) -> None:
+    def _record_tracked(self, run: Run, step: int) -> None:
+        """Record the values of the tracked objects after `step` steps."""
         directory = Path.cwd()
         self._trial.tracked[step] = {
             name: {path: value for path, value in values_of(tracked, directory).items() if not path.endswith(_TIMES)}
             for name, tracked in run.objects.items()
-            # Another object may count what only this rank has seen, for a log. What it does to the model shows there.
+            # Other objects may differ between ranks, such as counters for a log. Their effect on the model is compared.
             if self._name != SPLIT or isinstance(tracked, (torch.nn.Module, Optimizer, LRScheduler))
         }
 
-    def _in_memory(self, ended: WorkerExit) -> SnapshotSource:
+    def _find_snapshot(self, worker_exit: WorkerExit) -> SnapshotSource:
         assert self._snapshots is not None
-        newest = max(ended.snapshot_parts, key=lambda part: (part.step, part.generation))
+        newest = max(worker_exit.snapshot_parts, key=lambda part: (part.step, part.generation))
         server = SnapshotServer(node_id="check", host="127.0.0.1", port=self._snapshots.port)
         return SnapshotSource(
             generation=newest.generation, world_size=newest.world_size, step=newest.step, parts=(server,)
@@ -335,8 +353,8 @@ class _Try:
             elif isinstance(item, SavedPart):
                 self._saved.append(item)
 
-    def _commit(self) -> None:
-        """The checkpoint from which the newcomer goes on. It is written in the background."""
+    def _commit_checkpoint(self) -> None:
+        """Wait for the save in the background, and commit the checkpoint from which the newcomer continues."""
         entered_after, deadline_mono = self._plan.entered_after, time.monotonic() + _SAVED_S
         while not (parts := [part for part in self._saved if part.step == entered_after]):
             if len(self._trial.losses) < entered_after or time.monotonic() > deadline_mono:
@@ -348,17 +366,19 @@ class _Try:
         (self._plan.directory / "checkpoint").write_text(parts[0].directory)
 
 
-def failed(report: ErrorReport, after: str = "") -> dict[str, Any]:
-    """What is said of a trial that has failed."""
+def describe_failure(report: ErrorReport, after: str = "") -> dict[str, Any]:
+    """Describe the failure of a trial. `after`: how the function was entered, if not from the beginning."""
     return {**report.model_dump(mode="json"), "sentence": report.sentence, "after": after}
 
 
 def _too_large(run: Run) -> str:
-    """Returns why the model is not tried; empty: it is."""
+    """Return why the model is too large for trials; empty if it is not."""
     modules = [tracked for tracked in run.objects.values() if isinstance(tracked, torch.nn.Module)]
-    parameters = {id(one): one for module in modules for one in module.parameters()}.values()
-    number, needed = sum(one.numel() for one in parameters), _COPIES * sum(one.nbytes for one in parameters)
-    if number > _MOST_PARAMETERS:
-        return f"it has {number:,} parameters, and up to {_MOST_PARAMETERS:,} are tried"
-    left = available_bytes()
-    return f"a trial needs {needed >> 20:,} MiB of memory, and {left >> 20:,} are left" if needed > left else ""
+    parameters = {id(parameter): parameter for module in modules for parameter in module.parameters()}.values()
+    num_parameters = sum(parameter.numel() for parameter in parameters)
+    if num_parameters > _MOST_PARAMETERS:
+        return f"it has {num_parameters:,} parameters, and up to {_MOST_PARAMETERS:,} are tried"
+    needed_bytes, left_bytes = _COPIES * sum(parameter.nbytes for parameter in parameters), available_bytes()
+    if needed_bytes <= left_bytes:
+        return ""
+    return f"a trial needs {needed_bytes >> 20:,} MiB of memory, and {left_bytes >> 20:,} are left"

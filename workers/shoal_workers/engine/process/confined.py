@@ -1,10 +1,10 @@
-"""Makes this process one that may read and compute, and leaves no trace: for trials of a program beside the job.
+"""Confines this process for trials of a user's program: it can read and compute, and writes to one directory only.
 
-    files        Linux's Landlock refuses all writes outside of one directory, also those of C libraries (landlock(7))
-    connections  those that were inherited are replaced: the death of the worker shows on them at once
-    output       dropped; loggers that send it elsewhere are told to be off
-    messages     HTTP requests of Python's own client that are more than reading, and mail, are refused: webhooks
-    the machine  a low priority, and the first to be killed if memory is short; dies with the worker
+    files        Landlock refuses writes outside of that directory, also those of C libraries (landlock(7))
+    connections  inherited ones are closed here, so that peers of the worker notice its death at once
+    output       dropped, and experiment loggers are switched off
+    messages     mail, and HTTP requests of Python's own client that do more than read (webhooks), are refused
+    the machine  low priority; first to be killed if memory is short; killed when the worker dies
 
 Cannot be undone: call it in a process that was forked for it.
 """
@@ -25,60 +25,64 @@ from pathlib import Path
 from typing import Any
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_VERSION_FLAG, _BENEATH = 1, 1
+"""Numbers of Landlock's system calls."""
+_CREATE_RULESET_VERSION, _RULE_PATH_BENEATH = 1, 1
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
-_FIRST_WRITES = sum(1 << bit for bit in (1, *range(4, 13)))
-"""Write, remove, and make of any kind. Version 2 adds links (13), version 3 truncation (14)."""
+_WRITES = sum(1 << bit for bit in (1, *range(4, 13)))
+"""Rights of version 1 to write a file (1), remove (4, 5) and make any kind of file (6 to 12)."""
+_RENAME_ACROSS, _TRUNCATE = 1 << 13, 1 << 14
+"""Rights of versions 2 and 3."""
 _WRITABLE = ("/dev",)
-"""Shared memory, and what drops what is written."""
+"""For shared memory, and for devices such as /dev/null."""
 _NICENESS = 5
-"""Not more: the worker may already wait for it on a machine that is busy with others."""
+"""Low, because the worker waits for the trials, perhaps on a machine that is busy with other processes."""
 _LOGGERS = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug", "CLEARML_OFFLINE_MODE": "1"}
-_READING = ("GET", "HEAD", "OPTIONS")
-_FOLDERS = ("TMPDIR", "MLFLOW_TRACKING_URI", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR")
+_READ_METHODS = ("GET", "HEAD", "OPTIONS")
+_DIRECTORY_VARIABLES = ("TMPDIR", "MLFLOW_TRACKING_URI", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR")
 
 
 def confine(directory: Path, *, parent: int, kept: int) -> None:
-    """Call it while the process has one thread.
+    """Confine this process, which must have one thread only.
 
     Args:
-        directory: where it may write.
-        parent: the process that has forked this one.
-        kept: a file descriptor that stays open.
+        directory: the only directory in which the process may write, besides /dev.
+        parent: process id of the worker that has forked this process.
+        kept: file descriptor that stays open.
 
     Raises:
         OSError: this kernel has no Landlock.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the worker died before it could be watched
         os._exit(1)
     os.setsid()
     os.nice(_NICENESS)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names are numbers)
         with suppress(OSError):
-            if int(name) not in (kept, nothing):
+            if int(name) not in (kept, null):
                 os.fstat(int(name))
-                # Not closed: an object that is deleted later would close another file of the same number.
-                os.dup2(nothing, int(name))
+                # replaced, not closed: otherwise an object that is deleted later could close a new file of this number.
+                os.dup2(null, int(name))
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (as long as the process lives)
     logging.disable(logging.CRITICAL)
-    os.environ.update({**_LOGGERS, **dict.fromkeys(_FOLDERS, str(directory))})
+    os.environ.update({**_LOGGERS, **dict.fromkeys(_DIRECTORY_VARIABLES, str(directory))})
     tempfile.tempdir, sys.dont_write_bytecode = str(directory), True
-    # Processes that read ahead put sockets there; that of the worker cannot be written.
+    # processes that read data ahead put their sockets there; the worker's directory cannot be written
     multiprocessing.current_process()._config["tempdir"] = str(directory)  # type: ignore[attr-defined]
-    _send_nothing()
+    _refuse_messages()
     _write_only_below(str(directory), *_WRITABLE)
 
 
-def _send_nothing() -> None:
-    """Data may be read over a network, so connections are allowed. requests, urllib and boto use this client."""
+def _refuse_messages() -> None:
+    """Refuse mail, and HTTP requests that do more than read. requests, urllib and boto use this client."""
+    # connections are allowed, because data may be read over a network
     put_request = http.client.HTTPConnection.putrequest
 
     def read_only(connection: http.client.HTTPConnection, method: str, *arguments: Any, **options: Any) -> None:
-        if method.upper() not in _READING:
+        if method.upper() not in _READ_METHODS:
             raise ConnectionRefusedError(f"a trial of a loop sends no {method} to {connection.host}")
         put_request(connection, method, *arguments, **options)
 
@@ -91,6 +95,7 @@ def _send_nothing() -> None:
 
 
 def _write_only_below(*directories: str) -> None:
+    """Refuse writes outside of the directories by Landlock. Raises OSError if the kernel has none."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(number: int, *arguments: object) -> int:
@@ -98,13 +103,13 @@ def _write_only_below(*directories: str) -> None:
             raise OSError(ctypes.get_errno(), "the kernel has no Landlock, so the trial could write files")
         return int(result)
 
-    version = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
-    writes = _FIRST_WRITES | (1 << 13 if version > 1 else 0) | (1 << 14 if version > 2 else 0)
+    version = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)
+    writes = _WRITES | (_RENAME_ACROSS if version > 1 else 0) | (_TRUNCATE if version > 2 else 0)
     rules = call(_CREATE_RULESET, struct.pack("Q", writes), ctypes.c_size_t(8), 0)
     for directory in directories:
-        folder = os.open(directory, os.O_PATH | os.O_CLOEXEC)
-        call(_ADD_RULE, rules, _BENEATH, struct.pack("=Qi", writes, folder), 0)
-        os.close(folder)
+        descriptor = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+        call(_ADD_RULE, rules, _RULE_PATH_BENEATH, struct.pack("=Qi", writes, descriptor), 0)
+        os.close(descriptor)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     call(_RESTRICT_SELF, rules, 0)
     os.close(rules)
