@@ -25,6 +25,7 @@ def parent_of_the_best(person: Person, service: Service) -> None:
 
 @task("List the jobs with a label that train now", LOOKING)
 def training_with_label(person: Person, service: Service) -> None:
+    person.click("More")
     person.fill("Label", "team=speech")
     person.choose("State", "RUNNING")
     person.sees_rows("struck")
@@ -44,6 +45,7 @@ def search_by_name(person: Person, service: Service) -> None:
 
 @task("Order the table by a setting that is no column yet", LOOKING)
 def order_by_a_setting(person: Person, service: Service) -> None:
+    person.click("More")
     person.fill("Project", "speech")
     person.click("Columns")
     person.fill("Search columns", "optimizer.lr")
