@@ -62,6 +62,7 @@ def collect_rarely(every: int = 10_000_000) -> None:
 
 
 OF_CONTROL_PLANE = 1_000_000
+"""Value of `every` in the control plane."""
 
 
 def spare_what_exists() -> None:

@@ -205,12 +205,12 @@ class LazyGroup(TyperGroup):
         if ctx.parent is not None:
             super().format_help(ctx, formatter)
             return
-        (_, commands), *others = PANELS.items()
+        (_, daily), *others = PANELS.items()
         page = copy.copy(self)
-        page.commands = {name: self.commands[name] for name in commands}
+        page.commands = {name: self.commands[name] for name in daily}
         for panel, names in others:
-            words = ", ".join(dict.fromkeys(name.split()[0] for name in names))
-            page.commands[panel] = TyperCommand(panel, help=words, rich_help_panel=_OTHERS)
+            commands = ", ".join(dict.fromkeys(name.split()[0] for name in names))
+            page.commands[panel] = TyperCommand(panel, help=commands, rich_help_panel=_OTHERS)
         TyperGroup.format_help(page, ctx, formatter)
 
 

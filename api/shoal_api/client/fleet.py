@@ -5,6 +5,7 @@ and the audit. A part of `Client`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import BinaryIO
 
 from shoal_api.answers import Health, Readiness
 from shoal_api.client.transport import Endpoint, api_path
@@ -202,6 +203,12 @@ class Fleet(Endpoint):
     ) -> tuple[ProjectUsage, ...]:
         """Return what each project has used in the last weeks or months, oldest first, without time in the queue."""
         return self._get("/v1/usage", Page[ProjectUsage], {"by": by, "periods": periods, "project": project}).items
+
+    def export_usage(
+        self, out: BinaryIO, *, by: Period = Period.WEEK, periods: int = 8, project: str | None = None
+    ) -> None:
+        """Write the same as CSV, in hours. Raises Disconnected: the answer broke off; `out` has a part of it."""
+        self._save("/v1/usage", out, {"by": by, "periods": periods, "project": project, "csv": True})
 
     def sweeps(
         self,

@@ -58,8 +58,8 @@ _Key: TypeAlias = tuple[str, str, int, bool]
 """Cluster, job, attempt (the next one may have saved something), and whether the attempt will save."""
 
 ARRIVES_S = 60.0
-"""The room in the other cluster is kept so many seconds for a job whose attempt has ended: whether its checkpoints can
-be read there has to be found out."""
+"""Seconds for which the room in the other cluster is kept after the attempt has ended: the other cluster is first asked
+whether it can read the job's checkpoints."""
 _PASS_S = 2.0
 """Longest time between two passes that is counted: the process may have been suspended."""
 

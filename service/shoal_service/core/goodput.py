@@ -340,7 +340,7 @@ class Period(StrEnum):
 
 
 def calendar_edges(now: float, by: Period, number: int) -> list[float]:
-    """The edges of `number` periods, of which the last ends now."""
+    """Return the `number` + 1 edges of the newest periods; the last edge is `now`."""
     today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if by is Period.WEEK:
         monday = today - timedelta(days=today.weekday())

@@ -2,8 +2,8 @@
 
     rank 3 is in the data loader (shapes.py:41 __getitem__) of step 41; ranks 0-2, 4-7 wait in the all-reduce of step 41
 
-The supervisor calls `cluster` on request, and by itself when a group stands still or a rank is slow. An incident keeps
-the `trimmed` result.
+The supervisor calls `cluster` on request, when a group makes no progress, and when a rank is slow. Incidents keep the
+`trimmed` result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""A loop that leaves traces: `traces.py HOW DIRECTORY`. In `anyone` every process writes a file, in `guarded` the one
-that run.is_rank_zero names; `reads ahead` has a process that reads, and in `waits` its trials wait, too; `large` has
-more parameters than are tried; in `posts` every process posts to the port in the file `port`; `other` ends its process
-if it is a trial."""
+"""A loop that leaves traces: `traces.py HOW DIRECTORY`.
+
+anyone, guarded    every process writes a file; the one that run.is_rank_zero names
+posts              every process posts to the port in the file `port`
+reads ahead        with a process that reads
+waits              the same, and trials do not end
+large              more parameters than are tried
+other              a trial ends its process
+"""
 
 import os
 import sys

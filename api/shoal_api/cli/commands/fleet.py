@@ -4,6 +4,7 @@ nodes; the queue and its order; the quotas of projects and users.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from shoal_api.cli.output import complete_file
 from shoal_api.cli.render.accounts import tokens_table
 from shoal_api.cli.render.fleet import clusters_table, nodes_table
 from shoal_api.cli.render.jobs import job_line
-from shoal_api.cli.render.queue import projects_table, queue_page, usage_csv, usage_table, users_table
+from shoal_api.cli.render.queue import projects_table, queue_page, usage_table, users_table
 from shoal_api.cli.session import Session, command
 from shoal_service.core.goodput import Period
 from shoal_service.core.quantities import count_text
@@ -249,15 +250,14 @@ def usage(
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help='Write CSV; "-": to the output.')] = None,
 ) -> None:
     """Show the worker hours of projects by week or month, without time in the queue. Deleted jobs are not counted."""
-    rows = session.client.usage(by=by, periods=periods, project=project)
     if csv is None:
+        rows = session.client.usage(by=by, periods=periods, project=project)
         session.show(rows, lambda rows: usage_table(rows, by, project))
     elif str(csv) == "-":
-        session.output.line(rows, usage_csv(rows).rstrip())
+        session.client.export_usage(sys.stdout.buffer, by=by, periods=periods, project=project)
     else:
         with complete_file(csv) as file:
-            file.write(usage_csv(rows).encode())
-        session.output.say(f"{count_text(len(rows), 'row')} in {csv}")
+            session.client.export_usage(file, by=by, periods=periods, project=project)
 
 
 @command()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -107,17 +105,6 @@ def usage_table(rows: Sequence[ProjectUsage], by: Period, project: str | None) -
         ],
         empty=f"no job {of}has had workers in this time",
     )
-
-
-def usage_csv(rows: Sequence[ProjectUsage]) -> str:
-    """Return the same as CSV, in hours."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("since", "until", "project", "worker_hours", "productive_hours", "jobs"))
-    for row in rows:
-        hours = f"{row.worker_s / 3600:.4f}", f"{row.productive_s / 3600:.4f}"
-        writer.writerow((_day(row.since), _day(row.until), row.project, *hours, row.num_jobs))
-    return text.getvalue()
 
 
 def _day(at: float) -> str:

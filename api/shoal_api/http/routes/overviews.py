@@ -95,7 +95,7 @@ def usage(
     context: AppContext,
     caller: Caller,
     by: Annotated[Period, Query(description="Weeks begin on Monday, in UTC.")] = Period.WEEK,
-    periods: Annotated[int, Query(ge=1, le=2400, description="Periods, of which the last is the present one.")] = 8,
+    periods: Annotated[int, Query(ge=1, le=2400, description="Number of periods, the current one included.")] = 8,
     project: JobsOfProjectAlone = None,
     csv: Annotated[bool, Query(description="A CSV file, in hours.")] = False,
 ) -> Response:

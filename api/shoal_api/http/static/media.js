@@ -57,16 +57,7 @@ async function showStep() {
     items.flatMap((one) =>
       one.texts.map((found) =>
         element("figure", [
-          element(
-            "figcaption",
-            titled(
-              one,
-              found.name,
-              found.num_chars > found.text.length
-                ? `the first ${whole(found.text.length)} of ${whole(found.num_chars)} characters`
-                : "",
-            ),
-          ),
+          element("figcaption", titled(one, found.name, cut(found.text.length, found.num_chars, "characters"))),
           element("pre", found.text),
         ]),
       ),
@@ -84,6 +75,8 @@ async function showStep() {
 }
 
 const titled = (one, name, more) => [name, one.rank ? `rank ${one.rank}` : "", more].filter(Boolean).join(", ");
+
+const cut = (shown, all, what) => (all > shown ? `the first ${whole(shown)} of ${whole(all)} ${what}` : "");
 
 function picture(one, image) {
   const title = titled(one, image.name, image.note);
@@ -120,16 +113,7 @@ const number = (value) => (value === null ? "–" : String(Number(value.toPrecis
 function logged(one, found) {
   const rows = found.rows.map((cells) => row(cells.map((cell) => (cell === null ? "–" : String(cell)))));
   return element("figure", [
-    element(
-      "figcaption",
-      titled(
-        one,
-        found.name,
-        found.num_rows > found.rows.length
-          ? `the first ${whole(found.rows.length)} of ${whole(found.num_rows)} rows`
-          : "",
-      ),
-    ),
+    element("figcaption", titled(one, found.name, cut(found.rows.length, found.num_rows, "rows"))),
     element("div", table(found.name, found.columns, rows), { class: "wide" }),
   ]);
 }

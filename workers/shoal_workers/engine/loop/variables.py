@@ -127,7 +127,7 @@ def difference(
     for path in sorted(before.keys() & after.keys()):
         base = None if first is None else first.get(path, 0.0)
         by = _distance(before[path], after[path], base)
-        noises = [_distance(before[path], other[path], base, at_all=True) for other in others if path in other]
+        noises = [_distance(before[path], other[path], base, is_exact=True) for other in others if path in other]
         if by and max(noises, default=0.0) * _TIMES_NOISE >= by:
             continue
         if by and (largest is None or by > largest[0]):
@@ -143,8 +143,8 @@ def _words(before: Value, after: Value, by: float) -> str:
     return f"{after:.9g} instead of {before:.9g}"
 
 
-def _distance(a: Value, b: Value, base: Value | None = None, *, at_all: bool = False) -> float:
-    """0: equal, but for rounding, or with `at_all` entirely."""
+def _distance(a: Value, b: Value, base: Value | None = None, *, is_exact: bool = False) -> float:
+    """Return how far two values are apart; 0 if only by rounding, unless `is_exact`."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return math.inf
@@ -154,10 +154,10 @@ def _distance(a: Value, b: Value, base: Value | None = None, *, at_all: bool = F
             return 0.0
         gap = (a.double() - b.double()).abs()
         by = float(gap.nan_to_num(nan=0.0 if torch.equal(a.isnan(), b.isnan()) else math.inf).max())
-        return by if at_all or by > _limit(a, base) else 0.0
+        return by if is_exact or by > _limit(a, base) else 0.0
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         is_equal = a == b or math.isclose(a, b, rel_tol=_REL, abs_tol=_ABS) or (math.isnan(a) and math.isnan(b))
-        return 0.0 if is_equal and not at_all else abs(a - b)
+        return 0.0 if is_equal and not is_exact else abs(a - b)
     return 0.0 if isinstance(a, str) and a == b else math.inf
 
 

@@ -132,9 +132,12 @@ class GlobalBatchNorm(BatchNorm):
             return super().forward(x)
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         wide, bias = self.running_mean.dtype, None if self.bias is None else self.bias.to(self.running_mean.dtype)
-        y = functional.batch_norm(
-            x.to(wide), self.running_mean, self.running_var, self.weight.to(wide), bias, self.training, 0.0, self.eps
-        )
+        momentum = self.momentum
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
+        statistics, weight = (self.running_mean, self.running_var), self.weight.to(wide)
+        y = functional.batch_norm(x.to(wide), *statistics, weight, bias, self.training, momentum or 0.0, self.eps)
         return y.to(x.dtype)
 
     @torch.no_grad()

@@ -54,12 +54,16 @@ class PlainStep:
     """Norm of what the step changed in each parameter, and a share of the parameter's, which has rounding."""
 
     def differences_from(self, other: PlainStep) -> dict[str, float]:
-        """Relative differences of the same step in other types, by name: numbers, and gradients of parameters."""
-        found = {name: abs(value - other.numbers[name]) / (abs(value) + FLOOR) for name, value in self.numbers.items()}
-        for name, gradient in self.gradients.items():
-            if name in other.gradients:
-                found[name] = norm(gradient - other.gradients[name]) / (norm(gradient) or 1.0)
-        return found
+        """Relative differences of the same step in other types, by name: numbers, gradients, and buffers."""
+        differences = {
+            name: abs(value - other.numbers[name]) / (abs(value) + FLOOR) for name, value in self.numbers.items()
+        }
+        # A parameter stands for its gradient.
+        for name, value in (self.tensors | self.gradients).items():
+            counterpart = (other.gradients if name in self.gradients else other.tensors).get(name)
+            if counterpart is not None and value.is_floating_point():
+                differences[name] = norm(value - counterpart) / (norm(value) or 1.0)
+        return differences
 
     @property
     def whole(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
