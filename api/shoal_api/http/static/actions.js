@@ -330,13 +330,9 @@ function degrees(text) {
 
 // How long the last planned switch took, from its events.
 function lastSwitch() {
-  const events = shown.events;
-  for (let index = events.length - 1; index >= 0; index -= 1) {
-    if (events[index].type !== "generation.switching") continue;
-    const formed = events.slice(index).find((one) => one.type === "generation.formed");
-    if (formed) return ` (the last switch took ${seconds(formed.at - events[index].at)})`;
-  }
-  return "";
+  const begun = shown.events.findLast((event) => event.type === "generation.switching");
+  const formed = begun && shown.events.find((event) => event.type === "generation.formed" && event.at >= begun.at);
+  return formed ? ` (the last switch took ${seconds(formed.at - begun.at)})` : "";
 }
 
 const wholeOnes = () => shown.checkpoints.filter((one) => one.state === "committed").reverse();
