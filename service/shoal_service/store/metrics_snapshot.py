@@ -20,10 +20,9 @@ from shoal_service.core.scheduling.market import DEFAULT_PROJECT
 from shoal_service.fleet_views import ProjectView
 from shoal_service.store import lease, queueing
 from shoal_service.store.database import Transaction
-from shoal_service.store.driving import SpecCache
 from shoal_service.store.lease import Lease
-from shoal_service.store.records import read_document, read_status
-from shoal_service.store.tables import checkpoints, incidents, jobs
+from shoal_service.store.records import read_document, read_status, spec_of
+from shoal_service.store.tables import checkpoints, incidents, job_specs, jobs
 from shoal_service.store.webhook_lanes import WebhookLag, lags
 from shoal_service.telemetry.catalogue import (
     CHECKPOINT_SECONDS,
@@ -176,19 +175,23 @@ _NEWEST_CHECKPOINT = (
     .limit(1)
     .scalar_subquery()
 )
-_LIVE = select(
-    jobs.c.num,
-    jobs.c.id,
-    jobs.c.state,
-    jobs.c.spec_version,
-    jobs.c.attempt,
-    jobs.c.granted_workers,
-    jobs.c.started_at,
-    jobs.c.status,
-    jobs.c.workers,
-    jobs.c.step_times,
-    _NEWEST_CHECKPOINT.label("checkpoint"),
-).order_by(jobs.c.num)
+_LIVE = (
+    select(
+        jobs.c.num,
+        jobs.c.id,
+        jobs.c.state,
+        jobs.c.attempt,
+        jobs.c.granted_workers,
+        jobs.c.started_at,
+        jobs.c.status,
+        jobs.c.workers,
+        jobs.c.step_times,
+        job_specs.c.document.label("spec"),
+        _NEWEST_CHECKPOINT.label("checkpoint"),
+    )
+    .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
+    .order_by(jobs.c.num)
+)
 _RUNNING = _LIVE.where(_WITH_ATTEMPT)
 _ENDED = _LIVE.where(jobs.c.ended_at >= bindparam("since"), jobs.c.attempt > 0)
 
@@ -202,7 +205,6 @@ class LiveJobs:
     """Keeps what one reader of the values has read before. Thread-safe."""
 
     def __init__(self) -> None:
-        self._specs = SpecCache()
         self._lock = threading.Lock()
         self._known: dict[int, _Known] = {}
 
@@ -213,27 +215,28 @@ class LiveJobs:
             for row in rows:
                 known = self._known.get(row.num)
                 if known is None or known[0] != row:
-                    known = row, self._job(tx, row, known)
+                    known = row, _job(row, known)
                 values[row.num] = known
             self._known = values
         return tuple(job for _, job in values.values())
 
-    def _job(self, tx: Transaction, row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
-        """Makes a job of its row, and parses only the documents that have changed: with most steps that is the status
-        alone."""
-        before, job = known or (row, None)
-        return LiveJob(
-            job_id=row.id,
-            state=JobState(row.state),
-            spec=self._specs.get(tx, row.id, row.num, row.spec_version).value,
-            attempt=row.attempt,
-            granted_workers=row.granted_workers,
-            started_at=row.started_at,
-            status=read_status(row.status),
-            workers=job.workers if job and before.workers == row.workers else _WORKERS.validate_json(row.workers),
-            checkpoint=job.checkpoint if job and before.checkpoint == row.checkpoint else _committed(row.checkpoint),
-            step_times=StepTimes.read(row.step_times),
-        )
+
+def _job(row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
+    """Makes a job of its row, and parses only the documents that have changed: with most steps that is the status
+    alone."""
+    before, job = known or (row, None)
+    return LiveJob(
+        job_id=row.id,
+        state=JobState(row.state),
+        spec=job.spec if job and before.spec == row.spec else spec_of(row.spec).value,
+        attempt=row.attempt,
+        granted_workers=row.granted_workers,
+        started_at=row.started_at,
+        status=read_status(row.status),
+        workers=job.workers if job and before.workers == row.workers else _WORKERS.validate_json(row.workers),
+        checkpoint=job.checkpoint if job and before.checkpoint == row.checkpoint else _committed(row.checkpoint),
+        step_times=StepTimes.read(row.step_times),
+    )
 
 
 def _committed(document: str | None) -> NewestCheckpoint | None:
