@@ -304,11 +304,14 @@ def _reports(workers: list[RemoteWorker], kind: type[Any]) -> list[Any]:
 
 
 def _model_in(directory: str) -> dict[str, Any]:
-    catalogue, _ = read_catalogue(directory)
+    catalogue, extra = read_catalogue(directory)
     state = {
         name: torch.empty(value.shape, dtype=value.dtype)
         for name, value in catalogue.items()
         if name.startswith("model.")
     }
     load(state, directory=directory)
-    return {name.removeprefix("model."): array(value) for name, value in state.items()}
+    tensors = {name.removeprefix("model."): array(value) for name, value in state.items()}
+    for name in extra["export"].get("scalars", ()):  # as an export writes them
+        tensors[name] = tensors[name].reshape(())
+    return tensors

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from shoal_workers.contract.base import Frozen
 
@@ -39,6 +39,7 @@ class IndexItem(Frozen):
 class ShardIndex(Frozen):
     """Everything that one rank wrote."""
 
+    model_config = ConfigDict(ser_json_inf_nan="constants")  # an optimizer's `best` begins as infinity
     format: int = Field(1, ge=1, le=1)
     rank: int
     world_size: int

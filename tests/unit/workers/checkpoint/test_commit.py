@@ -125,7 +125,7 @@ _ITEM = IndexItem(
     fqn="a.b", dtype="bfloat16", shape=(4, 2), offsets=(2, 0), sizes=(2, 2), file_offset=64, nbytes=8, crc32=5
 )
 _VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=10,
 )
