@@ -90,4 +90,4 @@ def test_a_dry_run_says_when_the_job_would_start(shoal: Any, service: Any, spec_
     assert "at once. Starts with 4 workers" in shoal("submit", str(spec_file), "--dry-run").out
     service.cluster.start = StartForecast(position=3, reason="Needs 2 workers.", expected_at=time.time() + 100)
     text = shoal("submit", str(spec_file), "--dry-run").out
-    assert "number 3 of the queue, expected in" in text and "Needs 2 workers." in text
+    assert "number 3 in the queue; expected start: in" in text and "Needs 2 workers." in text

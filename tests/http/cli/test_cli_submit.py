@@ -275,21 +275,6 @@ def _supervise(service: Any, reason: EndReason) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        (("ps", "ls", "list"), "shoal jobs"),
-        (("stop", "kill"), "shoal cancel JOB"),
-        (("status", "why", "describe"), "shoal show JOB"),
-    ],
-)
-def test_commands_of_other_tools_are_answered_with_the_command(
-    shoal: Any, words: tuple[str, ...], command: str
-) -> None:
-    answers = {word: shoal(word, "job-1", "-f") for word in words}
-    assert [word for word, ran in answers.items() if ran.code != 2 or f"`{command}`" not in ran.err] == []
-
-
 def test_a_job_like_another_has_its_spec_and_its_code_with_a_change(shoal: Any, service: Any, script: Path) -> None:
     first = shoal(
         "submit", "train.py", "--workers", "2", "--set", "finish_by=4e9", "--json", "--", "--lr", "3e-4"

@@ -299,7 +299,7 @@ class Job:
         """Loss by step; a step that was done again must give what it gave before."""
         losses: dict[int, float] = {}
         for worker in workers:
-            for item in worker.reports:
+            for item in worker.reports if worker.gone.is_set() else worker.poll():
                 if isinstance(item, StepReport):
                     assert item.loss is not None
                     assert losses.setdefault(item.step, item.loss) == pytest.approx(item.loss, abs=1e-5)
