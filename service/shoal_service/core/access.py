@@ -298,43 +298,6 @@ MAX_OWN_TOKENS = 50
 MAX_NAME = 63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a person asks for. `projects` None: those of the person; `user` None: the person's."""
-
-    name: str
-    role: Role
-    projects: frozenset[str] | None
-    user: str | None
-    personal: bool
-    expires_at: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """What the token of a person gets."""
-
-    name: str
-    """`ada/laptop`: the audit shows whose it is, and no admin makes a name with a slash."""
-    role: Role
-    projects: frozenset[str] | None
-    user: str
-    expires_at: float | None
-    parent: str
-    """Id of the token that it ends with. Empty: it was made with a JWT, and ends when that one would."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What decides whose a stored token is."""
-
-    token_id: str
-    parent: str
-    user: str
-    role: Role
-    projects: frozenset[str] | None
-
-
 def manages(principal: Principal) -> bool:
     """Return whether it makes, sees and revokes the tokens of all."""
     return refusal_of(principal, Permission.TOKENS_MANAGE) is None
@@ -345,8 +308,13 @@ def makes_own(principal: Principal) -> bool:
     return refusal_of(principal, Permission.TOKENS_OWN) is None and (principal.personal or not principal.token_id)
 
 
-def grant_of(principal: Principal, wish: Wish, num_valid: int) -> Grant | Refusal:
-    """What a token that this person asks for gets. `num_valid`: the valid tokens that the person has made already."""
+def grant_of(principal: Principal, wish: Principal, num_valid: int) -> Principal | Refusal:
+    """Whom a token stands for that this person asks for.
+
+    Args:
+        wish: what the person asks for. Without `projects` those of the person, with an empty `user` the person's.
+        num_valid: the valid tokens that the person has made already.
+    """
     if not makes_own(principal):
         return Refusal(
             f"The token {principal.token_id} ({principal.name}) was made for a program, so it makes no other tokens. "
@@ -365,12 +333,12 @@ def grant_of(principal: Principal, wish: Wish, num_valid: int) -> Grant | Refusa
         shown = ", ".join(sorted(principal.projects))
         other = ", ".join(sorted(projects - principal.projects))
         return Refusal(f"projects has {other}; {principal.name} has only {shown}.")
-    if wish.user is not None and wish.user != principal.user:
+    if wish.user and wish.user != principal.user:
         return Refusal(f"user is {wish.user!r}; jobs of a token of {principal.name} have the user {principal.user!r}.")
     if num_valid >= MAX_OWN_TOKENS:
         return Refusal(f"{principal.name} has made {num_valid} tokens that are valid, the most: revoke one first.")
-    return Grant(
-        name=name,
+    return Principal(
+        name=name,  # `ada/laptop`: the audit shows whose it is, and no admin makes a name with a slash
         role=wish.role,
         projects=projects,
         user=principal.user,
@@ -379,7 +347,7 @@ def grant_of(principal: Principal, wish: Wish, num_valid: int) -> Grant | Refusa
     )
 
 
-def is_own(principal: Principal, token: Held) -> bool:
+def is_own(principal: Principal, token: Principal) -> bool:
     """Return whether it may see and revoke the token: itself, what it has made, and, for a person, those of the same
     user that may do no more than the person's."""
     if principal.token_id and principal.token_id in (token.token_id, token.parent):
@@ -388,7 +356,7 @@ def is_own(principal: Principal, token: Held) -> bool:
     return makes_own(principal) and is_of_user and _covers(principal, token)
 
 
-def _covers(principal: Principal, token: Held) -> bool:
+def _covers(principal: Principal, token: Principal) -> bool:
     within = principal.projects is None or (token.projects is not None and token.projects <= principal.projects)
     return within and _rights(token.role) <= _rights(principal.role)
 

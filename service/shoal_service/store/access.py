@@ -18,14 +18,15 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, func, insert, or_, select, update
+from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement, Row, bindparam, delete, func, insert, or_, select, update
 
 from shoal_service.access_views import AuditEvent, NewToken, TokenRequest, TokenView
-from shoal_service.core.access import Held, Principal, Refusal, Role, Wish, grant_of, hash_of, id_of, is_own, new_token
+from shoal_service.core.access import Principal, Refusal, Role, grant_of, hash_of, id_of, is_own, new_token
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.tables import audit, sessions, tokens
@@ -36,44 +37,18 @@ def create_token(
 ) -> NewToken:
     """Makes a token. Only this answer has it. `by`: name of the principal that makes it; `cluster`: whose gateway shows
     it."""
-    made = new_token()
-    row = _token_row(made, request, by=by, now=now, cluster=cluster)
-    tx.execute(insert(tokens), row)
-    return NewToken(token=made, **dict(get_token(tx, row["id"])))
+    return _insert(tx, _requested(request, now, cluster), by=by, now=now)
 
 
 def create_own_token(tx: Transaction, request: TokenRequest, principal: Principal, *, now: float) -> NewToken | Refusal:
     """Makes a token that a person asks for, with no more rights than the person's. Only this answer has it."""
-    wish = Wish(
-        name=request.name,
-        role=request.role,
-        projects=None if request.projects is None else frozenset(request.projects),
-        user=request.user,
-        personal=request.personal,
-        expires_at=None if request.expires_in_s is None else now + request.expires_in_s,
-    )
     with_jwt = tokens.c.parent.is_(None) & (tokens.c.created_by == principal.name)
     made_by = tokens.c.parent == principal.token_id if principal.token_id else with_jwt
     is_valid = (tokens.c.revoked_at.is_(None), or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
     num_valid = tx.execute(select(func.count()).select_from(tokens).where(made_by, *is_valid)).scalar_one()
+    wish = replace(_requested(request, now), user=request.user or "")
     grant = grant_of(principal, wish, num_valid)
-    if isinstance(grant, Refusal):
-        return grant
-    made = new_token()
-    row = {
-        "id": id_of(made),
-        "hash": hash_of(made),
-        "name": grant.name,
-        "role": grant.role.value,
-        "projects": None if grant.projects is None else json.dumps(sorted(grant.projects)),
-        "user": grant.user,
-        "created_at": now,
-        "created_by": principal.name,
-        "expires_at": grant.expires_at,
-        "parent": grant.parent or None,
-    }
-    tx.execute(insert(tokens), row)
-    return NewToken(token=made, **dict(get_token(tx, str(row["id"]))))
+    return grant if isinstance(grant, Refusal) else _insert(tx, grant, by=principal.name, now=now)
 
 
 def adopt_token(
@@ -83,40 +58,63 @@ def adopt_token(
 
     If its id is known, nothing changes, a revoked one stays revoked, and the answer says whose it is.
     """
-    row = _token_row(token, request, by=by, now=now, cluster=cluster)
+    row = _token_row(token, _requested(request, now, cluster), by=by, now=now)
     # No index is named: servers that insert the same token at once may meet at that of the hash first.
     tx.execute(insert_on_conflict(tx, tokens).values(row).on_conflict_do_nothing())
     return get_token(tx, row["id"])
 
 
-def _token_row(token: str, request: TokenRequest, *, by: str, now: float, cluster: str | None) -> dict[str, Any]:
+def _requested(request: TokenRequest, now: float, cluster: str | None = None) -> Principal:
+    """Whom the token stands for. Jobs of an admin's have the user that their spec names."""
+    return Principal(
+        name=request.name,
+        role=request.role,
+        projects=None if request.projects is None else frozenset(request.projects),
+        user=request.user or ("" if request.role is Role.ADMIN else request.name),
+        expires_at=None if request.expires_in_s is None else now + request.expires_in_s,
+        cluster=cluster or "",
+        personal=request.personal,
+    )
+
+
+def _insert(tx: Transaction, principal: Principal, *, by: str, now: float) -> NewToken:
+    made = new_token()
+    row = _token_row(made, principal, by=by, now=now)
+    tx.execute(insert(tokens), row)
+    return NewToken(token=made, **dict(get_token(tx, row["id"])))
+
+
+def _token_row(token: str, principal: Principal, *, by: str, now: float) -> dict[str, Any]:
     token_id = id_of(token)
     assert token_id is not None, "not a token"
-    is_admin = request.role is Role.ADMIN
     return {
         "id": token_id,
         "hash": hash_of(token),
-        "name": request.name,
-        "role": request.role.value,
-        "projects": None if request.projects is None else json.dumps(sorted(set(request.projects))),
-        "user": request.user or ("" if is_admin else request.name),
+        "name": principal.name,
+        "role": principal.role.value,
+        "projects": None if principal.projects is None else json.dumps(sorted(principal.projects)),
+        "user": principal.user,
         "created_at": now,
         "created_by": by,
-        "expires_at": None if request.expires_in_s is None else now + request.expires_in_s,
-        "cluster": cluster,
-        "personal": request.personal,
+        "expires_at": principal.expires_at,
+        "cluster": principal.cluster or None,
+        "parent": principal.parent or None,
+        "personal": principal.personal,
     }
 
 
 def principal_of_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
     """The principal of a token; None if no valid token is this one."""
-    row = tx.execute(select(tokens).where(tokens.c.hash == hash_of(token))).one_or_none()
-    return None if row is None or not _is_valid(tx, row, now) else _principal_of_row(row)
+    return _valid_principal(tx, tokens.c.hash == hash_of(token), now)
 
 
 def principal_of_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
     """The principal of the token with this id, if it is valid."""
-    row = tx.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
+    return _valid_principal(tx, tokens.c.id == token_id, now)
+
+
+def _valid_principal(tx: Transaction, condition: ColumnElement[bool], now: float) -> Principal | None:
+    row = tx.execute(select(tokens).where(condition)).one_or_none()
     return None if row is None or not _is_valid(tx, row, now) else _principal_of_row(row)
 
 
@@ -132,7 +130,7 @@ def list_own_tokens(tx: Transaction, principal: Principal) -> list[TokenView]:
     named = (tokens.c.user == principal.user,) if principal.user else ()
     query = select(tokens).where(tokens.c.cluster.is_(None), or_(False, *ids, *named))
     rows = tx.execute(query.order_by(tokens.c.created_at.desc(), tokens.c.id))
-    return [_token_view(row) for row in rows if is_own(principal, _held(row))]
+    return [_token_view(row) for row in rows if is_own(principal, _principal_of_row(row))]
 
 
 def get_token(tx: Transaction, token_id: str) -> TokenView:
@@ -146,7 +144,7 @@ def get_token(tx: Transaction, token_id: str) -> TokenView:
 def revoke_own_token(tx: Transaction, token_id: str, principal: Principal, *, now: float) -> TokenView:
     """Revokes a token of the principal. Idempotent. Raises TokenNotFound, also if it is another's."""
     row = tx.execute(select(tokens).where(tokens.c.id == token_id, tokens.c.cluster.is_(None))).one_or_none()
-    if row is None or not is_own(principal, _held(row)):
+    if row is None or not is_own(principal, _principal_of_row(row)):
         raise TokenNotFound(token_id)
     return revoke_token(tx, token_id, now=now)
 
@@ -195,16 +193,6 @@ def _is_valid(tx: Transaction, row: Row[Any], now: float) -> bool:
     return parent is not None and _is_valid(tx, parent, now)
 
 
-def _held(row: Row[Any]) -> Held:
-    return Held(
-        token_id=row.id,
-        parent=row.parent or "",
-        user=row.user,
-        role=Role(row.role),
-        projects=None if row.projects is None else frozenset(json.loads(row.projects)),
-    )
-
-
 def _token_view(row: Row[Any]) -> TokenView:
     return TokenView(
         id=row.id,
@@ -231,7 +219,7 @@ def begin_session(
     row = {
         "hash": hash_of(secret),
         "token_id": principal.token_id or None,
-        "principal": "" if principal.token_id else _document_of(principal),
+        "principal": "" if principal.token_id else _PRINCIPAL.dump_json(principal).decode(),
         "is_link": int(is_link),
         "created_at": now,
         "expires_at": ends_at,
@@ -245,9 +233,7 @@ def principal_of_session(tx: Transaction, secret: str, *, now: float, is_link: b
         sessions.c.hash == hash_of(secret), sessions.c.is_link == int(is_link), sessions.c.expires_at > now
     )
     row = tx.execute(query).one_or_none()
-    if row is None:
-        return None
-    return principal_of_id(tx, row.token_id, now=now) if row.token_id else _principal_of_document(row.principal)
+    return None if row is None else _principal_of_begun(tx, row, now)
 
 
 def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
@@ -260,7 +246,7 @@ def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
     row = tx.execute(taken).one_or_none()
     if row is None or row.expires_at <= now:
         return None
-    return principal_of_id(tx, row.token_id, now=now) if row.token_id else _principal_of_document(row.principal)
+    return _principal_of_begun(tx, row, now)
 
 
 def end_session(tx: Transaction, secret: str) -> None:
@@ -268,22 +254,12 @@ def end_session(tx: Transaction, secret: str) -> None:
     tx.execute(delete(sessions).where(sessions.c.hash == hash_of(secret)))
 
 
-def _document_of(principal: Principal) -> str:
-    document: dict[str, Any] = {"name": principal.name, "role": principal.role.value, "user": principal.user}
-    document["projects"] = None if principal.projects is None else sorted(principal.projects)
-    document["expires_at"] = principal.expires_at
-    return json.dumps(document)
+_PRINCIPAL = TypeAdapter(Principal)
 
 
-def _principal_of_document(document: str) -> Principal:
-    known = json.loads(document)
-    return Principal(
-        name=known["name"],
-        role=Role(known["role"]),
-        projects=None if known["projects"] is None else frozenset(known["projects"]),
-        user=known["user"],
-        expires_at=known["expires_at"],
-    )
+def _principal_of_begun(tx: Transaction, row: Row[*tuple[Any, ...]], now: float) -> Principal | None:
+    """Whom a session or a link stands for, if its token is still valid."""
+    return principal_of_id(tx, row.token_id, now=now) if row.token_id else _PRINCIPAL.validate_json(row.principal)
 
 
 DONE = "done"
