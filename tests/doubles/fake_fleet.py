@@ -112,8 +112,8 @@ class FakeFleet:
     async def forward_metrics(self, index: int, batch: MetricsBatch) -> MetricsProgress:
         return await self._call(index, lambda worker: worker.forward_metrics(batch))
 
-    async def forget_memory(self, index: int) -> None:
-        self._log.append("forget_memory")
+    async def forget_snapshots(self, index: int) -> None:
+        self._log.append("forget_snapshots")
         await self._call(index, lambda worker: worker.forget_snapshots())
 
     async def keep_files(self, index: int) -> bool | None:

@@ -103,11 +103,11 @@ class CheckpointCoordinator:
                 )
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
-                self._reporter.checkpoint(_view(self._catalog, name, parts, state, CheckpointState.FAILED, message))
+                self._reporter.add(_view(self._catalog, name, parts, state, CheckpointState.FAILED, message))
                 self._post(CommitFailed(name, first.generation, message))
                 return
             view = _view(self._catalog, name, parts, state, CheckpointState.COMMITTED, "")
-            self._reporter.checkpoint(view.model_copy(update={"committed_at": marker.committed_at}))
+            self._reporter.add(view.model_copy(update={"committed_at": marker.committed_at}))
             self._post(CheckpointCommitted(name, first.generation, first.step))
             self._committed.add(name)
             await self._retain(state)
@@ -125,7 +125,7 @@ class CheckpointCoordinator:
     def show_damaged(self, name: str, message: str) -> None:
         parsed = CheckpointName.parse(name)
         assert parsed is not None
-        self._reporter.checkpoint(
+        self._reporter.add(
             CheckpointView(
                 step=parsed.step,
                 url=self._catalog.url(parsed),
@@ -189,7 +189,7 @@ class CheckpointCoordinator:
             self._reporter.event(CheckpointRetentionFailed(message=f"{type(error).__name__}: {error}"))
             return
         for name in deleted:
-            self._reporter.checkpoint(
+            self._reporter.add(
                 CheckpointView(
                     step=name.step,
                     url=self._catalog.url(name),

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from shoal_service.core.attempt.messages import Directed
 from shoal_service.core.attempt.state import AGENTS_FROM, AvoidedNode, Timeouts
-from shoal_service.core.desired import Desired
 from shoal_service.core.endings import LostAttempt
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import Home
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract import (
-    ElasticitySpec,
     Frozen,
     JobSpec,
     LogSettings,
-    ParallelismSpec,
     ProfileRequest,
     SnapshotScope,
     Standing,
-    TrainingSettings,
 )
 
 
@@ -90,35 +85,18 @@ class StacksRequest(Frozen):
     """True if frames of native code are asked for too."""
 
 
-class Directive(Frozen):
-    """All that the control plane wants. Each one is complete, so a repeated or late one does no harm."""
+class Directive(Directed):
+    """All that the control plane wants: of the attempt, and of its supervisor. Each one is complete, so a repeated or
+    late one does no harm."""
 
     epoch: int
     number: int = 0
     """Unused."""
     version: int = 1
     """Version of the wire: that of the control plane's release; see WIRE_VERSION."""
-    granted: int
-    desired: Desired
-    elasticity: ElasticitySpec
-    parallelism: Literal["auto"] | ParallelismSpec
     spec_version: int
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes that are drained or on probation."""
-    server_stops: bool = False
-    """True if the server ends this cluster: the attempt saves and ends, and the job returns to the queue."""
-    is_preempted: bool = False
-    """True if another job gets the workers, or the job moves: the attempt saves and ends, and the job returns to the
-    queue."""
-    moves_to: str = ""
-    """The cluster in which the job goes on; empty if it does not move."""
-    pinned: tuple[str, ...] = ()
-    """Names of the checkpoints that retention does not delete."""
-    settings: TrainingSettings | None = None
-    """Training settings of the newest spec; None if the attempt keeps those that it has."""
-    code: str | None = None
-    """`code.archive` of the newest spec, which is stored in the cluster; empty if the spec has none; None if the
-    attempt keeps the code that it has."""
     profile: ProfileRequest | None = None
     """The open request for a profile; None if there is none."""
     stacks: StacksRequest | None = None

@@ -28,7 +28,6 @@ from shoal_service.core.attempt.messages import (
     Command,
     Commit,
     CompareModels,
-    Directed,
     Emit,
     End,
     Event,
@@ -95,7 +94,6 @@ class Executor:
         self._wall_clock = WallClockWatch(world.clock)
         self._outbox = outbox
         self._reporter = Reporter(outbox, config, world.clock)
-        self.inspection = Inspection(config, world, self._reporter, self._spawn, lambda: self._state)
         self._coordinator = CheckpointCoordinator(config, world, self._reporter, self._post)
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,6 +113,7 @@ class Executor:
             spawn=self._spawn,
             raylet=lambda node_id: self._nodes.raylets.get(node_id),
         )
+        self.inspection = Inspection(config, self._context)
         self._agent_pool = AgentPool(world.agents, self._context, config.agents_from)
         self._nodes = NodeTable()
         self._end: End | None = End(entry.end) if entry and entry.end else None
@@ -205,7 +204,7 @@ class Executor:
             return
         self._directive = directive
         self._reporter.spec_version = directive.spec_version
-        self._post(_directed(directive))
+        self._post(directive)
         self._avoid()
 
     def _follow_nodes(self, nodes: NodeTable) -> None:
@@ -297,21 +296,9 @@ class Executor:
             case KillWorker(index, reason):
                 _log.info("worker.kill", extra={"worker": self._worker_id(index), "reason": reason})
                 self._kill(index, number)
-            case Run(index, assignment):
-                if client := self._client(index):
-                    client.run(assignment)
-            case Interrupt(index, generation):
-                if client := self._client(index):
-                    client.interrupt(generation)
-            case RequestYield(index, generation, durable):
-                if client := self._client(index):
-                    client.request_yield(generation, durable)
-            case NoteCommit(index, generation, step, error):
-                if client := self._client(index):
-                    client.note_commit(generation, step, error)
-            case RequestSnapshotParts() | CompareModels():
+            case Run() | Interrupt() | RequestYield() | NoteCommit() | RequestSnapshotParts() | CompareModels():
                 if client := self._client(command.index):
-                    client.ask(command)
+                    client.perform(command)
             case FindCheckpoint():
                 self._spawn(self._coordinator.find(command))
             case Commit(name, parts):
@@ -497,27 +484,11 @@ async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s
     """
     for index in indexes:
         try:
-            await clock.wait_for(fleet.forget_memory(index), limit_s)
+            await clock.wait_for(fleet.forget_snapshots(index), limit_s)
             return index
         except (WorkerCallError, TimeoutError):
             continue
     return None
-
-
-def _directed(directive: Directive) -> Directed:
-    """The part of a directive that the attempt machine decides about."""
-    return Directed(
-        granted=directive.granted,
-        desired=directive.desired,
-        elasticity=directive.elasticity,
-        parallelism=directive.parallelism,
-        settings=directive.settings,
-        code=directive.code,
-        server_stops=directive.server_stops,
-        is_preempted=directive.is_preempted,
-        moves_to=directive.moves_to,
-        pinned=directive.pinned,
-    )
 
 
 def _avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, assert_never
+from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.messages import Command, Emit, End, Event, ReportArrived, ShowIncident
@@ -54,8 +54,8 @@ from shoal_service.core.profiles import (
 )
 from shoal_service.core.stacks import cluster, trimmed
 from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_service.supervisor.protocols import WorkerCallError, WorkerUnavailable, World
-from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.protocols import WorkerCallError, WorkerUnavailable
+from shoal_service.supervisor.workers.worker_client import SupervisorContext
 from shoal_workers.contract import (
     EndReason,
     JobState,
@@ -77,20 +77,17 @@ _Standstill = tuple[int, float]
 
 
 class Inspection:
-    """Looks into the workers after each turn of the machine. See StackTaker for the arguments."""
+    """Looks into the workers after each turn of the machine."""
 
     def __init__(
         self,
         config: SupervisorConfig,
-        world: World,
-        reporter: Reporter,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        state: Callable[[], Attempt],
+        context: SupervisorContext,
     ) -> None:
-        self.stacks = StackTaker(world, reporter, spawn, state)
-        self._suspects = SuspectFinder(self.stacks, reporter, spawn, state)
-        self._profiles = ProfileTaker(world, reporter, spawn, state)
-        self._metrics = MetricsForwarder(config.spec.metrics.hook, world, reporter, spawn, state)
+        self.stacks = StackTaker(context)
+        self._suspects = SuspectFinder(self.stacks, context)
+        self._profiles = ProfileTaker(context)
+        self._metrics = MetricsForwarder(config.spec.metrics.hook, context)
 
     def consider(self, events: Sequence[Event], commands: Iterable[Command], directive: Directive | None) -> None:
         """Called after each turn of the machine, before its commands are performed."""
@@ -108,23 +105,8 @@ class Inspection:
 class StackTaker:
     """Takes the stacks of all workers on request, and by itself when a group stands still or a rank is slow."""
 
-    def __init__(
-        self,
-        world: World,
-        reporter: Reporter,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        state: Callable[[], Attempt],
-    ) -> None:
-        """
-        Args:
-            spawn: runs work on the executor's loop until the attempt ends.
-            state: the current one.
-        """
-        self._fleet = world.fleet
-        self._clock = world.clock
-        self._reporter = reporter
-        self._spawn = spawn
-        self._state = state
+    def __init__(self, context: SupervisorContext) -> None:
+        self._context = context
         self._loop: asyncio.AbstractEventLoop | None = None
         self._standstill: _Standstill | None = None
         """The standstill whose stacks were asked for last."""
@@ -145,15 +127,15 @@ class StackTaker:
 
     async def take(self, reason: str, *, rank: int | None = None, native: bool = False) -> Stacks:
         """Takes the stacks of all workers, or of one rank. It needs some seconds at most, and raises nothing."""
-        state = self._state()
+        state = self._context.state()
         workers = [w for w in state.pool.workers if rank is None or state.group.rank_of(w.index) == rank]
-        known = [w for w in workers if self._fleet.knows(w.index)]
-        taken = await asyncio.gather(*(self._fleet.stack(w.index, native=native) for w in known))
+        known = [w for w in workers if self._context.fleet.knows(w.index)]
+        taken = await asyncio.gather(*(self._context.fleet.stack(w.index, native=native) for w in known))
         ranks = [state.group.rank_of(w.index) if state.group_active else None for w in known]
         samples = [
             (r, s.model_copy(update={"worker_id": w.worker_id})) for r, s, w in zip(ranks, taken, known, strict=True)
         ]
-        at = self._clock.time()
+        at = self._context.clock.time()
         report = cluster(samples, at=at, generation=state.group.generation, reason=reason)
         if reason != STANDSTILL:
             return report
@@ -163,9 +145,11 @@ class StackTaker:
 
     async def links(self) -> Suspect | None:
         """Finds the suspect whose link between nodes is bad now; None if no link is bad."""
-        state = self._state()
-        workers = [w for i in state.group.workers if (w := state.pool.worker(i)) is not None and self._fleet.knows(i)]
-        taken = await asyncio.gather(*(self._fleet.stack(w.index) for w in workers))
+        state = self._context.state()
+        workers = [
+            w for i in state.group.workers if (w := state.pool.worker(i)) is not None and self._context.fleet.knows(i)
+        ]
+        taken = await asyncio.gather(*(self._context.fleet.stack(w.index) for w in workers))
         return whose_link(
             [
                 Ends(rank, worker.info.node_ip, stack.links)
@@ -176,31 +160,31 @@ class StackTaker:
 
     def consider(self, commands: Iterable[Command]) -> None:
         """Called after each turn of the machine, before its commands are performed."""
-        self._loop, state = asyncio.get_running_loop(), self._state()
+        self._loop, state = asyncio.get_running_loop(), self._context.state()
         for command in commands:
             match command:
                 case Emit(StragglerFound(rank=rank)):
-                    self._spawn(self._take_of_slow(f"rank {rank} is slow"))
+                    self._context.spawn(self._take_of_slow(f"rank {rank} is slow"))
                 case ShowIncident(incident, closed_at=None):
                     self._attach(incident.id, incident.before.generation)
         standstill = (state.group.generation, hangs.newest_progress(state))
         if standstill == self._standstill or self._waiting is not None:
             return
         self._standstill, self._taken = None, None  # it made progress since
-        self._reporter.show_standstill("")
-        if hangs.standstill(state, self._clock.time()):
+        self._context.reporter.show_standstill("")
+        if hangs.standstill(state, self._context.clock.time()):
             self._standstill = standstill
-            self._spawn(self._take_of_standstill(standstill))
+            self._context.spawn(self._take_of_standstill(standstill))
 
     async def _take_of_slow(self, reason: str) -> None:
-        self._reporter.event(StacksTaken(stacks=trimmed(await self.take(reason))))
+        self._context.reporter.event(StacksTaken(stacks=trimmed(await self.take(reason))))
 
     async def _take_of_standstill(self, standstill: _Standstill) -> None:
         stacks = await self.take(STANDSTILL)
         if standstill != self._standstill:
             return
         self._taken = stacks
-        self._reporter.show_standstill(stacks.summary)
+        self._context.reporter.show_standstill(stacks.summary)
         if self._waiting is not None:
             self._show(self._waiting, stacks)
 
@@ -216,35 +200,26 @@ class StackTaker:
     def _show(self, incident_id: int, stacks: Stacks) -> None:
         self._standstill, self._taken, self._waiting = None, None, None
         kept = trimmed(stacks)
-        self._reporter.keep_stacks(incident_id, kept)
+        self._context.reporter.keep_stacks(incident_id, kept)
         if kept.suspect is not None:
-            self._reporter.keep_suspect(incident_id, kept.suspect)
+            self._context.reporter.keep_suspect(incident_id, kept.suspect)
             self.named = incident_id
-        self._reporter.event(StacksTaken(stacks=kept, incident=incident_id))
+        self._context.reporter.event(StacksTaken(stacks=kept, incident=incident_id))
 
 
 class SuspectFinder:
     """Names the suspect of an incident or of a slow-down, as an event and as a part of the incident."""
 
-    def __init__(
-        self,
-        stacks: StackTaker,
-        reporter: Reporter,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        state: Callable[[], Attempt],
-    ) -> None:
-        """See StackTaker for the arguments."""
+    def __init__(self, stacks: StackTaker, context: SupervisorContext) -> None:
         self._stacks = stacks
-        self._reporter = reporter
-        self._spawn = spawn
-        self._state = state
+        self._context = context
         self._pace = Pace()
         self._named: tuple[int, Suspect] | None = None
         """Id of the incident whose suspect was found without stacks, and that suspect; None if there is none."""
 
     def consider(self, events: Iterable[Event]) -> None:
         """Called after each turn of the machine."""
-        state = self._state()
+        state = self._context.state()
         for event in events:
             if isinstance(event, ReportArrived) and isinstance(event.item, StepReport):
                 self._step_done(event.item, state)
@@ -254,7 +229,7 @@ class SuspectFinder:
         suspect = suspect_of(incident, tuple(state.group.exits.values()), all_left=state.all_left)
         if suspect is not None and (self._named is None or not _is_same(self._named, incident.id, suspect)):
             self._named = incident.id, suspect
-            self._reporter.keep_suspect(incident.id, suspect)
+            self._context.reporter.keep_suspect(incident.id, suspect)
 
     def _step_done(self, report: StepReport, state: Attempt) -> None:
         if report.generation != state.group.generation:
@@ -265,13 +240,13 @@ class SuspectFinder:
         if suspicion.suspect is not None:
             self._say(suspicion, suspicion.suspect)
         else:
-            self._spawn(self._look_at_links(suspicion))
+            self._context.spawn(self._look_at_links(suspicion))
 
     async def _look_at_links(self, finding: SlowDown) -> None:
         self._say(finding, await self._stacks.links())
 
     def _say(self, finding: SlowDown, suspect: Suspect | None) -> None:
-        self._reporter.event(
+        self._context.reporter.event(
             StepsSlow(step=finding.step, usual_s=finding.usual_s, now_s=finding.now_s, suspect=suspect)
         )
 
@@ -286,23 +261,8 @@ class ProfileTaker:
     decides. A restarted supervisor begins anew with the directive of its journal: the worker ignores a number that it
     has had."""
 
-    def __init__(
-        self,
-        world: World,
-        reporter: Reporter,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        state: Callable[[], Attempt],
-    ) -> None:
-        """
-        Args:
-            spawn: runs work on the executor's loop until the attempt ends.
-            state: the current one.
-        """
-        self._fleet = world.fleet
-        self._clock = world.clock
-        self._reporter = reporter
-        self._spawn = spawn
-        self._attempt = state
+    def __init__(self, context: SupervisorContext) -> None:
+        self._context = context
         self._state = ProfileState()
         self._wanted: ProfileRequest | None = None
         """The request of the newest directive; None if it has none."""
@@ -321,13 +281,13 @@ class ProfileTaker:
             self._take(Looked())
 
     def _take(self, event: ProfileEvent) -> None:
-        self._state, commands = step(self._state, event, _facts(self._attempt()), self._clock.time())
+        self._state, commands = step(self._state, event, _facts(self._context.state()), self._context.clock.time())
         for command in commands:
             match command:
                 case Send():
-                    self._spawn(self._send(command))
+                    self._context.spawn(self._send(command))
                 case Report(item):
-                    self._reporter.profile(item)
+                    self._context.reporter.add(item)
                 case _:
                     assert_never(command)
 
@@ -335,10 +295,10 @@ class ProfileTaker:
         """Sends the request, again and again while the worker cannot be reached and the request goes on."""
         while self._state.request == order.request:
             try:
-                await self._fleet.request_profile(order.index, order.generation, order.request)
+                await self._context.fleet.request_profile(order.index, order.generation, order.request)
                 return
             except WorkerUnavailable:
-                await self._clock.sleep(_RETRY_S)
+                await self._context.clock.sleep(_RETRY_S)
             except WorkerCallError as error:
                 # not an event: the `run` call of this worker fails too, and the request ends with its generation
                 _log.info("profile.request_failed", extra={"number": order.request.number, "error": str(error)})
@@ -367,27 +327,11 @@ _MOST_AT_ONCE = 1000
 
 
 class MetricsForwarder:
-    def __init__(
-        self,
-        hook: str | None,
-        world: World,
-        reporter: Reporter,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        state: Callable[[], Attempt],
-    ) -> None:
-        """
-        Args:
-            hook: `metrics.hook` of the spec.
-            spawn: runs work on the executor's loop until the attempt ends.
-            state: the current one.
-        """
+    def __init__(self, hook: str | None, context: SupervisorContext) -> None:
+        """`hook`: `metrics.hook` of the spec."""
         self._hook = hook
-        self._fleet = world.fleet
-        self._clock = world.clock
-        self._reporter = reporter
-        self._backlog = reporter.backlog
-        self._spawn = spawn
-        self._state = state
+        self._context = context
+        self._backlog = context.reporter.backlog
         self._index: int | None = None
         """The worker beside which the hook runs."""
         self._error = ""
@@ -398,29 +342,29 @@ class MetricsForwarder:
         """Called after each turn of the machine. Costs nothing without a hook."""
         if self._hook is not None and not self._is_started and self._backlog.num_waiting:
             self._is_started = True
-            self._spawn(self._forward_forever())
+            self._context.spawn(self._forward_forever())
 
     async def finish(self, reason: EndReason) -> None:
         """Sends the last points and the end of the attempt to the hook. Called before the workers are released."""
         if self._hook is None or self._backlog.added == 0:
             return
-        end, until = end_words(reason), self._clock.monotonic() + _LAST_S
+        end, until = end_words(reason), self._context.clock.monotonic() + _LAST_S
         why = f"it did not log the last points within {_LAST_S:.0f} s of the end"
-        while self._clock.monotonic() < until:
+        while self._context.clock.monotonic() < until:
             progress = await self._forward(end)
             if progress is None or progress.error:
                 why = progress.error if progress is not None else "no worker is left to run it"
                 break
             if progress.has_ended:
                 return
-            await self._clock.sleep(_LAST_PACE_S)
+            await self._context.clock.sleep(_LAST_PACE_S)
         self._failed(why)
 
     async def _forward_forever(self) -> None:
         while True:
             if self._backlog.num_waiting:
                 await self._forward("")
-            await self._clock.sleep(_PACE_S)
+            await self._context.clock.sleep(_PACE_S)
 
     async def _forward(self, end: str) -> MetricsProgress | None:
         """Sends one batch. None if no worker could take it."""
@@ -430,7 +374,7 @@ class MetricsForwarder:
         points = self._backlog.first(_MOST_AT_ONCE)
         batch = MetricsBatch(points=points, end="" if len(points) < self._backlog.num_waiting else end)
         try:
-            progress = await self._clock.wait_for(self._fleet.forward_metrics(index, batch), _CALL_S)
+            progress = await self._context.clock.wait_for(self._context.fleet.forward_metrics(index, batch), _CALL_S)
         except (WorkerCallError, TimeoutError) as error:
             _log.info("metrics_hook.unreachable", extra={"worker": index, "error": str(error)})
             return MetricsProgress()
@@ -441,9 +385,11 @@ class MetricsForwarder:
     def _worker(self) -> int | None:
         """The worker beside which the hook runs: the same as before while it is there, otherwise rank 0 of the
         group."""
-        if self._index is None or not self._fleet.knows(self._index):
-            ranks = self._state().group.ranks
-            alive = [index for index in sorted(ranks, key=lambda index: ranks[index]) if self._fleet.knows(index)]
+        if self._index is None or not self._context.fleet.knows(self._index):
+            ranks = self._context.state().group.ranks
+            alive = [
+                index for index in sorted(ranks, key=lambda index: ranks[index]) if self._context.fleet.knows(index)
+            ]
             self._index = alive[0] if alive else None
         return self._index
 
@@ -459,7 +405,7 @@ class MetricsForwarder:
             num_waiting=self._backlog.num_waiting,
             num_dropped=self._backlog.num_dropped,
         )
-        self._reporter.event(event)
+        self._context.reporter.event(event)
         self._error = error
 
 

@@ -71,25 +71,8 @@ class AgentFailed(Exception):
     """A call to an agent failed: it has ended, or cannot be reached. The message is one line."""
 
 
-class Fleet(Protocol):
-    """The workers of one attempt, by worker index. Called on the executor's loop only.
-
-    Every call to a worker raises WorkerCallError, and carries the life of this supervisor. A worker refuses the calls
-    of a supervisor older than the newest that has called it. A supervisor whose call is refused has a successor: its
-    process ends, and the call does not return.
-    """
-
-    async def start(self, order: StartWorker) -> None:
-        """Asks for a worker. It may wait for resources; its first call returns when it runs."""
-
-    def find(self, index: int, worker_id: str, info: WorkerInfo | None) -> bool:
-        """Finds a worker by its name, after a restart of the supervisor. False: there is none of that name."""
-
-    async def adopt(self, index: int, generation: int) -> None:
-        """Makes a worker obey this supervisor. Called after a restart, before other calls: the worker leaves every
-        generation later than this one, the newest that is in the journal, and obeys no older supervisor from now on."""
-
-    async def prepare(self, index: int) -> WorkerInfo | ErrorReport: ...
+class WorkerCalls(Protocol):
+    """The calls that a worker answers itself, with its method of the same name. See Fleet for their errors."""
 
     async def run(self, index: int, assignment: Assignment) -> WorkerExit:
         """Runs a generation on a worker. It can be repeated: a generation that the worker has begun is not begun
@@ -121,11 +104,36 @@ class Fleet(Protocol):
     async def forward_metrics(self, index: int, batch: MetricsBatch) -> MetricsProgress:
         """Passes points on to the metrics hook. It can be repeated: a worker ignores points that it has had."""
 
-    async def forget_memory(self, index: int) -> None: ...
+    async def forget_snapshots(self, index: int) -> None: ...
 
     async def keep_files(self, index: int) -> bool | None:
         """Lets the worker store what the program has written on its node; None if it goes on: ask again. False: it
         cannot, another one of the node may."""
+
+
+WORKER_CALLS = frozenset(name for name in vars(WorkerCalls) if not name.startswith("_"))
+"""The names of these methods."""
+
+
+class Fleet(WorkerCalls, Protocol):
+    """The workers of one attempt, by worker index. Called on the executor's loop only.
+
+    Every call to a worker raises WorkerCallError, and carries the life of this supervisor. A worker refuses the calls
+    of a supervisor older than the newest that has called it. A supervisor whose call is refused has a successor: its
+    process ends, and the call does not return.
+    """
+
+    async def start(self, order: StartWorker) -> None:
+        """Asks for a worker. It may wait for resources; its first call returns when it runs."""
+
+    def find(self, index: int, worker_id: str, info: WorkerInfo | None) -> bool:
+        """Finds a worker by its name, after a restart of the supervisor. False: there is none of that name."""
+
+    async def adopt(self, index: int, generation: int) -> None:
+        """Makes a worker obey this supervisor. Called after a restart, before other calls: the worker leaves every
+        generation later than this one, the newest that is in the journal, and obeys no older supervisor from now on."""
+
+    async def prepare(self, index: int) -> WorkerInfo | ErrorReport: ...
 
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
         """Takes the stack of the worker's training thread, also if the worker answers no call. It needs some seconds at

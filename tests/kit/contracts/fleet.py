@@ -125,7 +125,7 @@ class FleetContract:
             lambda: older.interrupt(0, 9),
             lambda: older.request_yield(0, 9, True),
             lambda: older.snapshot_parts(0),
-            lambda: older.forget_memory(0),
+            lambda: older.forget_snapshots(0),
             lambda: older.adopt(0, 0),
             lambda: older.poll(0, 0, 0, 0.0),
         ]
@@ -140,7 +140,7 @@ class FleetContract:
         assert await fleet.snapshot_parts(0) == ()
         await fleet.request_yield(0, 1, True)
         await fleet.note_commit(0, 1, 20, "")
-        await fleet.forget_memory(0)
+        await fleet.forget_snapshots(0)
 
     async def test_the_next_supervisor_finds_a_worker_by_its_name(self) -> None:
         info = await self.started(self.make())

@@ -24,6 +24,7 @@ from shoal_workers.contract import (
     Assignment,
     ElasticitySpec,
     ErrorReport,
+    Frozen,
     IncidentCause,
     ParallelismSpec,
     Progress,
@@ -129,8 +130,7 @@ class CommitFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directed:
+class Directed(Frozen):
     """What the control plane wants of the attempt: every value, not only those that have changed."""
 
     granted: int
@@ -138,19 +138,22 @@ class Directed:
     elasticity: ElasticitySpec
     parallelism: Literal["auto"] | ParallelismSpec
     """Value of the spec; if it has changed, the group takes another layout at the next step boundary."""
-    settings: TrainingSettings | None
-    """Training settings that the group takes at the next step boundary; None if they stay as they are."""
-    code: str | None
-    """SHA-256 of the code's archive; empty if the job has no archive; None if the code stays as it is. Workers with
-    other code start while the present workers train, and take over at a step boundary."""
-    server_stops: bool
-    """The server ends the cluster once the attempt is saved; False after True: another server has taken over."""
-    is_preempted: bool
-    """Another job gets the workers once the attempt is saved, or the job moves."""
-    pinned: tuple[str, ...]
-    """Names of the checkpoints that retention does not delete."""
+    server_stops: bool = False
+    """True if the server ends this cluster: the attempt saves and ends, and the job returns to the queue. False after
+    True: another server has taken over."""
+    is_preempted: bool = False
+    """True if another job gets the workers, or the job moves: the attempt saves and ends, and the job returns to the
+    queue."""
     moves_to: str = ""
     """The cluster in which the job goes on; empty if it does not move."""
+    pinned: tuple[str, ...] = ()
+    """Names of the checkpoints that retention does not delete."""
+    settings: TrainingSettings | None = None
+    """Training settings of the newest spec, which the group takes at the next step boundary; None if they stay as they
+    are."""
+    code: str | None = None
+    """`code.archive` of the newest spec, which is stored in the cluster; empty if the spec has none; None if the code
+    stays as it is. Workers with other code start while the present workers train, and take over at a step boundary."""
 
 
 @dataclass(frozen=True, slots=True)

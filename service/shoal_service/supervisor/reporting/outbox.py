@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import Any
 
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
@@ -18,9 +19,8 @@ from shoal_service.supervisor.journal import Unacknowledged
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract import WIRE_VERSION, Profiled
 
-_MAX_SERIES = 200_000
-_MAX_LOGS = 20_000
-_MAX_SAMPLES = 360
+_MOST: dict[type, int] = {SeriesPoint: 200_000, PendingLog: 20_000, SystemSample: 360}
+"""Most items of a kind that are kept."""
 _MAX_PER_PULL = 5_000
 
 Durable = PendingEvent | IncidentView | CheckpointView | SuspectedNode | Profiled
@@ -43,9 +43,7 @@ class Outbox:
         self._acknowledged = 0
         self._durable: deque[tuple[int, Unacknowledged]] = deque((item.seq, item) for item in unacknowledged)
         """The objects stay the same as long as they are here, so the journal writes each of them once."""
-        self._series: deque[tuple[int, SeriesPoint]] = deque(maxlen=_MAX_SERIES)
-        self._logs: deque[tuple[int, PendingLog]] = deque(maxlen=_MAX_LOGS)
-        self._samples: deque[tuple[int, SystemSample]] = deque(maxlen=_MAX_SAMPLES)
+        self._bounded: dict[type, deque[tuple[int, Any]]] = {kind: deque(maxlen=most) for kind, most in _MOST.items()}
         self._end = end
         self._stacks: tuple[int, StacksAnswer] | None = None
         self._status: JobStatus | None = None
@@ -66,14 +64,10 @@ class Outbox:
         with self._changed:
             for item in items:
                 self._seq += 1
-                if isinstance(item, SeriesPoint):
-                    self._series.append((self._seq, item))
-                elif isinstance(item, PendingLog):
-                    self._logs.append((self._seq, item))
-                elif isinstance(item, SystemSample):
-                    self._samples.append((self._seq, item))
-                else:
+                if isinstance(item, Durable):
                     self._durable.append((self._seq, Unacknowledged(seq=self._seq, item=item)))
+                else:
+                    self._bounded[type(item)].append((self._seq, item))
             self._changed.notify_all()
 
     def set_status(self, status: JobStatus, workers: tuple[WorkerView, ...]) -> None:
@@ -123,7 +117,7 @@ class Outbox:
 
     def _drop(self, after: int) -> None:
         self._acknowledged = max(self._acknowledged, after)
-        for queue in (self._durable, self._series, self._logs, self._samples):
+        for queue in (self._durable, *self._bounded.values()):
             while queue and queue[0][0] <= after:
                 queue.popleft()
         if self._stacks is not None and self._stacks[0] <= after:
@@ -131,10 +125,11 @@ class Outbox:
 
     def _reports(self) -> SupervisorReports:
         seq = self._seq
-        for queue in (self._durable, self._series, self._logs, self._samples):
+        for queue in (self._durable, *self._bounded.values()):
             if len(queue) > _MAX_PER_PULL:
                 seq = min(seq, queue[_MAX_PER_PULL - 1][0])
         durable = [item.item for number, item in self._durable if number <= seq]
+        bounded = {kind: [i for number, i in queue if number <= seq] for kind, queue in self._bounded.items()}
         return SupervisorReports(
             attempt=self._attempt,
             version=WIRE_VERSION,
@@ -144,9 +139,9 @@ class Outbox:
             checkpoints=tuple(
                 {(i.step, i.attempt, i.generation): i for i in durable if isinstance(i, CheckpointView)}.values()
             ),
-            series=tuple(item for number, item in self._series if number <= seq),
-            logs=tuple(item for number, item in self._logs if number <= seq),
-            system=tuple(item for number, item in self._samples if number <= seq),
+            series=tuple(bounded[SeriesPoint]),
+            logs=tuple(bounded[PendingLog]),
+            system=tuple(bounded[SystemSample]),
             suspects=tuple(i for i in durable if isinstance(i, SuspectedNode)),
             profiles=tuple(i for i in durable if isinstance(i, Profiled)),
             stacks=self._stacks[1] if self._stacks is not None and self._stacks[0] <= seq else None,

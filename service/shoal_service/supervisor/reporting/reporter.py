@@ -123,15 +123,13 @@ class Reporter:
 
     def record_poll(self, index: int, poll: WorkerPoll, state: Attempt) -> None:
         """Records the logs and the progress of one worker."""
+        worker, rank = state.pool.worker(index), state.group.rank_of(index)
         self._readings.add_progress(index, poll.progress)
-        if poll.use is not None:
-            self._readings.use[index] = poll.use
         self._readings.refused_calls[index] = poll.num_refused
         if poll.use is not None:
-            self._sampler.add(index, state.group.rank_of(index), poll.use, state.group.generation)
-        worker = state.pool.worker(index)
+            self._readings.use[index] = poll.use
+            self._sampler.add(index, rank, poll.use, state.group.generation)
         worker_id = worker.worker_id if worker else poll.worker_id
-        rank = state.group.rank_of(index)
         self._outbox.add(
             *(
                 PendingLog(at=line.at, rank=rank, worker_id=worker_id, stream=line.stream, text=line.text)
@@ -186,13 +184,15 @@ class Reporter:
     def keep_stacks(self, incident_id: int, stacks: Stacks) -> None:
         """Adds the stacks to this incident, now and whenever it is shown again."""
         self._stacks = {incident_id: stacks}
-        if self._shown is not None and self._shown[0].id == incident_id:
-            self._show_incident(*self._shown)
+        self._show_again(incident_id)
 
     def keep_suspect(self, incident_id: int, suspect: Suspect) -> None:
         """Adds the suspect to this incident, now and whenever it is shown again, and emits an event."""
         self._suspects = {incident_id: suspect}
         self.event(IncidentSuspected(id=incident_id, suspect=suspect))
+        self._show_again(incident_id)
+
+    def _show_again(self, incident_id: int) -> None:
         if self._shown is not None and self._shown[0].id == incident_id:
             self._show_incident(*self._shown)
 
@@ -213,11 +213,8 @@ class Reporter:
     def event(self, event: JobEvent) -> None:
         self._outbox.add(PendingEvent.of(event, self._clock.time()))
 
-    def checkpoint(self, view: CheckpointView) -> None:
-        self._outbox.add(view)
-
-    def profile(self, item: Profiled) -> None:
-        """Reports how a request for a profile has ended."""
+    def add(self, item: CheckpointView | Profiled) -> None:
+        """Reports a checkpoint, or how a request for a profile has ended."""
         self._outbox.add(item)
 
     def show(self, state: Attempt) -> None:

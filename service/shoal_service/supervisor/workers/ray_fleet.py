@@ -47,28 +47,20 @@ from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies import CodePackage
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
-from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
+from shoal_service.supervisor.protocols import WORKER_CALLS, WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.workers.processes import worker_environment
 from shoal_workers import exit_status, ray_internals, stacks
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract import (
     NAMESPACE,
-    Assignment,
     ErrorReport,
     IncidentCause,
     JobSpec,
-    MetricsBatch,
-    MetricsProgress,
-    ModelShape,
     Placement,
-    ProfileRequest,
     Refused,
-    SnapshotPart,
     StackSource,
     WorkerConfig,
-    WorkerExit,
     WorkerInfo,
-    WorkerPoll,
     WorkerStack,
     label_selector,
 )
@@ -161,53 +153,14 @@ class RayFleet:
             self._know(index, answer)
         return answer
 
-    async def run(self, index: int, assignment: Assignment) -> WorkerExit:
-        answer: WorkerExit = await self._answer(self._handles[index].run.remote(assignment, self._life))
-        return answer
+    def __getattr__(self, name: str) -> Any:
+        """Return any method of `protocols.WorkerCalls`."""
+        if name not in WORKER_CALLS:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return partial(self._ask, name)
 
-    async def join(self, index: int, generation: int) -> WorkerExit:
-        answer: WorkerExit = await self._answer(self._handles[index].join.remote(generation, self._life))
-        return answer
-
-    async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
-        call = self._handles[index].poll.remote(after, acknowledged, wait_s, self._life)
-        answer: WorkerPoll = await self._answer(call)
-        return answer
-
-    async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]:
-        answer: tuple[SnapshotPart, ...] = await self._answer(self._handles[index].snapshot_parts.remote(self._life))
-        return answer
-
-    async def model_shape(self, index: int) -> ModelShape | None:
-        answer: ModelShape | None = await self._answer(self._handles[index].model_shape.remote(self._life))
-        return answer
-
-    async def build_model(self, index: int) -> ModelShape | ErrorReport:
-        answer: ModelShape | ErrorReport = await self._answer(self._handles[index].build_model.remote(self._life))
-        return answer
-
-    async def interrupt(self, index: int, generation: int) -> None:
-        await self._answer(self._handles[index].interrupt.remote(generation, self._life))
-
-    async def request_yield(self, index: int, generation: int, durable: bool) -> None:
-        await self._answer(self._handles[index].request_yield.remote(generation, durable, self._life))
-
-    async def note_commit(self, index: int, generation: int, step: int, error: str) -> None:
-        await self._answer(self._handles[index].note_commit.remote(generation, step, error, self._life))
-
-    async def request_profile(self, index: int, generation: int, request: ProfileRequest) -> None:
-        await self._answer(self._handles[index].request_profile.remote(generation, request, self._life))
-
-    async def forward_metrics(self, index: int, batch: MetricsBatch) -> MetricsProgress:
-        answer: MetricsProgress = await self._answer(self._handles[index].forward_metrics.remote(batch, self._life))
-        return answer
-
-    async def forget_memory(self, index: int) -> None:
-        await self._answer(self._handles[index].forget_snapshots.remote(self._life))
-
-    async def keep_files(self, index: int) -> bool | None:
-        answer: bool | None = await self._answer(self._handles[index].keep_files.remote(self._life))
-        return answer
+    async def _ask(self, name: str, index: int, *arguments: Any) -> Any:
+        return await self._answer(getattr(self._handles[index], name).remote(*arguments, self._life))
 
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
         return await take_stack(index, self._handles, self._infos, self._node_id, life=self._life, native=native)

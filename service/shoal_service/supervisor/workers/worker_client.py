@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -24,11 +25,15 @@ from shoal_service.core.attempt.messages import (
     DeathDated,
     DeathExplained,
     Event,
+    Interrupt,
     InterruptAcknowledged,
     ModelsCompared,
+    NoteCommit,
     ProgressReported,
     ReportArrived,
     RequestSnapshotParts,
+    RequestYield,
+    Run,
     RunReturned,
     SnapshotPartsReported,
     StartWorker,
@@ -55,6 +60,7 @@ from shoal_workers.contract import (
 )
 
 T = TypeVar("T")
+WorkerOrder = Run | Interrupt | RequestYield | NoteCommit | RequestSnapshotParts | CompareModels
 _log = logging.getLogger(__name__)
 _EXPLAIN_AFTER_S = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0)
 """Waiting times before each question for the exit status of a lost worker."""
@@ -70,7 +76,7 @@ class WorkerClient:
         self._context = context
         self._fleet = context.fleet
         self._post = context.post
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._adopted: asyncio.Task[None] | None = None
         """The call that adopts the worker, for which other calls wait; None if this supervisor has started the
         worker."""
@@ -103,31 +109,29 @@ class WorkerClient:
         self._polling.node_id = info.node_id
         self._spawn(self._probe(info))
 
-    def run(self, assignment: Assignment) -> None:
-        """Starts the one `run` call that a worker has in flight."""
-        self._is_in_run = True
-        self._spawn(self._run(assignment))
+    def perform(self, order: WorkerOrder) -> None:
+        """Carries out an order of the machine. What comes of it is an event."""
+        match order:
+            case Run(assignment=assignment):
+                self._is_in_run = True
+                self._spawn(self._run(assignment))
+            case Interrupt(generation=generation):
+                self._spawn(self._interrupt(generation))
+            case RequestYield(index, generation, durable):
+                call = partial(self._fleet.request_yield, index, generation, durable)
+                self._spawn(self._tell("worker.yield_request_failed", call))
+            case NoteCommit(index, generation, step, error):
+                call = partial(self._fleet.note_commit, index, generation, step, error)
+                self._spawn(self._tell("worker.commit_note_failed", call))
+            case RequestSnapshotParts():
+                self._spawn(self._request_snapshot_parts())
+            case CompareModels(trained=trained):
+                self._spawn(self._compare_models(trained))
 
     def rejoin(self, generation: int) -> None:
         """Waits for the result of a `run` call that a previous supervisor made."""
         self._is_in_run = True
         self._spawn(self._join(generation))
-
-    def interrupt(self, generation: int) -> None:
-        self._spawn(self._interrupt(generation))
-
-    def request_yield(self, generation: int, durable: bool) -> None:
-        self._spawn(self._request_yield(generation, durable))
-
-    def note_commit(self, generation: int, step: int, error: str) -> None:
-        self._spawn(self._note_commit(generation, step, error))
-
-    def ask(self, order: RequestSnapshotParts | CompareModels) -> None:
-        match order:
-            case RequestSnapshotParts():
-                self._spawn(self._request_snapshot_parts())
-            case CompareModels(trained=trained):
-                self._spawn(self._compare_models(trained))
 
     @property
     def is_idle(self) -> bool:
@@ -144,13 +148,13 @@ class WorkerClient:
         if self._fleet.knows(self.index):
             await self._polling.collect_last(limit_s)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         waiting = work if self._adopted is None else self._after_adoption(work)
         task = asyncio.get_running_loop().create_task(waiting)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _after_adoption(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _after_adoption(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             assert self._adopted is not None
             await asyncio.wait({self._adopted})
@@ -163,25 +167,19 @@ class WorkerClient:
             await self._insist(lambda: self._fleet.adopt(self.index, generation))
 
     async def _start(self, order: StartWorker) -> None:
-        try:
+        with self._lost_by("start"):
             await self._fleet.start(order)
-        except WorkerCallError as error:
-            self._lost(error, "start")
-            return
-        self.start_polling()
-        await self._prepare()
+            self.start_polling()
+            await self._prepare()
 
     async def _prepare(self) -> None:
-        try:
+        with self._lost_by("prepare call"):
             answer = await self._insist(lambda: self._fleet.prepare(self.index))
-        except WorkerCallError as error:
-            self._lost(error, "prepare call")
-            return
-        if isinstance(answer, ErrorReport):
-            self._post(WorkerFailedToStart(self.index, answer))
-        else:
-            self.probe(answer)
-            self._post(WorkerWarm(self.index, answer))
+            if isinstance(answer, ErrorReport):
+                self._post(WorkerFailedToStart(self.index, answer))
+            else:
+                self.probe(answer)
+                self._post(WorkerWarm(self.index, answer))
 
     async def _probe(self, info: WorkerInfo) -> None:
         address = (info.node_ip, info.store_port)
@@ -196,64 +194,47 @@ class WorkerClient:
         self._post(DeathDated(self._worker_id, gone.at))
 
     async def _run(self, assignment: Assignment) -> None:
-        try:
-            self._returned(await self._fleet.run(self.index, assignment))
-        except WorkerUnavailable:
-            await unreachable(self._context, self.index)
-            await self._join(assignment.generation)
-        except WorkerCallError as error:
-            self._lost(error, "run call")
+        with self._lost_by("run call"):
+            try:
+                self._returned(await self._fleet.run(self.index, assignment))
+            except WorkerUnavailable:
+                await unreachable(self._context, self.index)
+                await self._join(assignment.generation)
 
     async def _join(self, generation: int) -> None:
         """Waits for the result of a `run` call whose answer was lost, by a broken connection or with a previous
         supervisor."""
-        try:
-            worker_exit = await self._insist(lambda: self._fleet.join(self.index, generation))
-        except WorkerCallError as error:
-            self._lost(error, "join call")
-            return
-        self._returned(worker_exit)
+        with self._lost_by("join call"):
+            self._returned(await self._insist(lambda: self._fleet.join(self.index, generation)))
 
     def _returned(self, worker_exit: WorkerExit) -> None:
         self._is_in_run = False
         self._post(RunReturned(self.index, worker_exit))
 
     async def _poll(self) -> None:
-        try:
+        with self._lost_by("poll call"):  # the `run` call, if there is one, fails too; the first one counts
             await self._polling.run()
-        except WorkerCallError as error:
-            self._lost(error, "poll call")  # the `run` call, if there is one, fails too; the first one counts
 
     async def _interrupt(self, generation: int) -> None:
         """Interrupts the worker, again and again until it acknowledges. A worker that does not acknowledge is killed
         soon."""
-        try:
-            await self._insist(lambda: self._fleet.interrupt(self.index, generation))
-        except WorkerCallError as error:
-            # not an event of the machine: the `run` call of this worker fails too, and its error is reported
-            _log.info("worker.interrupt_failed", extra=self._failure(error))
-            return
-        self._post(InterruptAcknowledged(self.index, generation))
+        # a failure is no event of the machine: the `run` call of this worker fails too, and its error is reported
+        if await self._tell("worker.interrupt_failed", lambda: self._fleet.interrupt(self.index, generation)):
+            self._post(InterruptAcknowledged(self.index, generation))
 
-    async def _request_yield(self, generation: int, durable: bool) -> None:
+    async def _tell(self, failure: str, call: Callable[[], Awaitable[None]]) -> bool:
+        """Makes a call without an answer. False if it has failed, which is logged as the event `failure`."""
         try:
-            await self._insist(lambda: self._fleet.request_yield(self.index, generation, durable))
+            await self._insist(call)
+            return True
         except WorkerCallError as error:
-            _log.info("worker.yield_request_failed", extra=self._failure(error))
-
-    async def _note_commit(self, generation: int, step: int, error: str) -> None:
-        try:
-            await self._insist(lambda: self._fleet.note_commit(self.index, generation, step, error))
-        except WorkerCallError as failed:
-            _log.info("worker.commit_note_failed", extra=self._failure(failed))
+            _log.info(failure, extra=self._failure(error))
+            return False
 
     async def _request_snapshot_parts(self) -> None:
-        try:
+        with self._lost_by("snapshot parts call"):
             snapshot_parts = await self._insist(lambda: self._fleet.snapshot_parts(self.index))
-        except WorkerCallError as error:
-            self._lost(error, "snapshot parts call")
-            return
-        self._post(SnapshotPartsReported(self.index, snapshot_parts))
+            self._post(SnapshotPartsReported(self.index, snapshot_parts))
 
     async def _compare_models(self, trained: int) -> None:
         try:
@@ -281,10 +262,15 @@ class WorkerClient:
         """The fields of a log event about a failed call."""
         return {"worker": self._worker_id, "error": str(error)}
 
-    def _lost(self, error: WorkerCallError, witness: str) -> None:
-        if isinstance(error, WorkerDied) and (actor_id := self._fleet.actor_id(self.index)):
-            self._context.spawn(self._date_death(actor_id))
-        self._gone(error.cause, witness, str(error))
+    @contextmanager
+    def _lost_by(self, witness: str) -> Iterator[None]:
+        """Reports the worker as lost if a call within the block fails."""
+        try:
+            yield
+        except WorkerCallError as error:
+            if isinstance(error, WorkerDied) and (actor_id := self._fleet.actor_id(self.index)):
+                self._context.spawn(self._date_death(actor_id))
+            self._gone(error.cause, witness, str(error))
 
     def _gone(self, cause: IncidentCause, witness: str, message: str) -> None:
         if self._info is not None and cause is IncidentCause.WORKER_DIED:
@@ -464,7 +450,7 @@ _RETRY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class SupervisorContext:
-    """What all worker clients of an attempt share. Made by the executor."""
+    """What all worker clients and inspections of an attempt share. Made by the executor."""
 
     fleet: Fleet
     clock: Clock
@@ -478,7 +464,7 @@ class SupervisorContext:
     kill: Callable[[int], None]
     """Ends the worker of this index."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    """Runs work that must continue after the client was closed."""
+    """Runs work on the executor's loop until the attempt ends, also after the client was closed."""
     raylet: Callable[[str], tuple[str, int] | None]
     """Address and port of a node's raylet, by node id; None means unknown."""
     polled: dict[int, WorkerPolling] = field(default_factory=dict)

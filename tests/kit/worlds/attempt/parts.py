@@ -62,7 +62,7 @@ def directed(target: Target, **changes: Any) -> Directed:
         moves_to=target.moves_to,
         pinned=target.pinned,
     )
-    return replace(same, **changes)
+    return same.model_copy(update=changes)
 
 
 def part_of(run: Assignment, step: int) -> SavedPart:

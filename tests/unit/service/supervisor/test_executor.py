@@ -334,7 +334,7 @@ async def test_at_the_end_snapshots_are_removed_and_idle_workers_are_killed_toge
     await bench.end()
     assert sorted(bench.fleet.killed) == [0, 1] and bench.workers.by_name == {}
     assert first.num_forgotten + second.num_forgotten == 1, "by one worker of the node"
-    assert _ending(bench) == ["forget_memory", "kill", "kill"]
+    assert _ending(bench) == ["forget_snapshots", "kill", "kill"]
     assert "last words" in [line.text for line in bench.reports.logs]
     assert not bench.nodes.is_started
 
@@ -349,7 +349,7 @@ async def test_workers_that_train_are_killed_before_the_last_one_of_their_node_r
     await bench.end()
     assert sorted(bench.fleet.killed) == [0, 1] and bench.workers.by_name == {}
     assert first.num_forgotten + second.num_forgotten == 2, "once before the other worker ends, once after"
-    assert _ending(bench) == ["forget_memory", "kill", "forget_memory", "kill"]
+    assert _ending(bench) == ["forget_snapshots", "kill", "forget_snapshots", "kill"]
 
 
 async def test_a_validation_report_that_the_end_of_run_overtakes_is_in_the_last_status(bench: SupervisorBench) -> None:
@@ -386,4 +386,4 @@ async def test_a_storage_that_does_not_answer_at_the_end_does_not_keep_the_attem
 
 
 def _ending(bench: SupervisorBench) -> list[str]:
-    return [call for call in bench.log if call in ("forget_memory", "kill")]
+    return [call for call in bench.log if call in ("forget_snapshots", "kill")]

@@ -72,7 +72,7 @@ def test_only_the_newest_view_of_an_incident_or_checkpoint_is_reported() -> None
 
 def test_the_oldest_logs_and_series_are_dropped_and_events_never() -> None:
     outbox = opened()
-    for number in range(module._MAX_LOGS + 10):
+    for number in range(module._MOST[PendingLog] + 10):
         outbox.add(log(number))
     for number in range(100):
         outbox.add(event(number))
@@ -84,7 +84,7 @@ def test_the_oldest_logs_and_series_are_dropped_and_events_never() -> None:
         seq = reports.seq
         logs += [line.text for line in reports.logs]
         events += numbers(reports)
-    assert logs == [str(n) for n in range(10, module._MAX_LOGS + 10)]
+    assert logs == [str(n) for n in range(10, module._MOST[PendingLog] + 10)]
     assert events == list(range(100))
 
 

@@ -273,7 +273,7 @@ def test_incidents_checkpoints_and_the_end_are_reported(case: Case) -> None:
     )
     checkpoint = CheckpointView(step=4, url="u", state="committed", attempt=1, generation=2)
     end = AttemptEnd(reason=EndReason.FINISHED, message="m", step=12)
-    case.reporter.checkpoint(checkpoint)
+    case.reporter.add(checkpoint)
     case.reporter.report([ShowIncident(incident), End(end)], case.state)
     reports = case.reports()
     assert (

@@ -18,10 +18,14 @@ from shoal_service.core.attempt.messages import (
     DeathDated,
     DeathExplained,
     Event,
+    Interrupt,
     InterruptAcknowledged,
+    NoteCommit,
     ProgressReported,
     ReportArrived,
     RequestSnapshotParts,
+    RequestYield,
+    Run,
     RunReturned,
     SnapshotPartsReported,
     StartWorker,
@@ -114,7 +118,7 @@ async def test_a_worker_that_cannot_load_the_task_has_failed_to_start(bench: Ben
 
 async def test_the_result_of_a_run_is_an_event(bench: Bench) -> None:
     worker = await bench.start()
-    bench.client.run(assignment(1))
+    bench.client.perform(Run(0, assignment(1)))
     await settle()
     worker.leave(ExitKind.FINISHED)
     await settle()
@@ -124,7 +128,7 @@ async def test_the_result_of_a_run_is_an_event(bench: Bench) -> None:
 
 async def test_a_death_is_found_by_the_failing_run_call_once_and_is_dated(bench: Bench) -> None:
     worker = await bench.start()
-    bench.client.run(assignment(1))
+    bench.client.perform(Run(0, assignment(1)))
     await settle()
     worker.die(IncidentCause.NODE_DIED)
     await settle()
@@ -174,7 +178,7 @@ async def test_a_port_that_cannot_be_reached_proves_nothing(bench: Bench) -> Non
 
 async def test_an_unavailable_worker_is_unreachable_and_its_run_is_joined_when_it_is_back(bench: Bench) -> None:
     worker = await bench.start()
-    bench.client.run(assignment(1))
+    bench.client.perform(Run(0, assignment(1)))
     await settle()
     worker.cut_off()
     await bench.clock.advance(1.0)
@@ -202,7 +206,7 @@ async def test_an_unavailable_worker_that_turns_out_to_be_dead_is_lost_once(benc
 async def test_the_interrupt_is_repeated_until_it_is_acknowledged(bench: Bench) -> None:
     worker = await bench.start()
     worker.cut_off()
-    bench.client.interrupt(3)
+    bench.client.perform(Interrupt(0, 3))
     await bench.clock.advance(1.0)
     assert bench.of(InterruptAcknowledged) == []
     worker.reconnect()
@@ -214,16 +218,16 @@ async def test_the_interrupt_is_repeated_until_it_is_acknowledged(bench: Bench) 
 async def test_an_interrupt_of_a_dead_worker_is_not_acknowledged(bench: Bench) -> None:
     worker = await bench.start()
     worker.die()
-    bench.client.interrupt(3)
+    bench.client.perform(Interrupt(0, 3))
     await settle()
     assert bench.of(InterruptAcknowledged) == [] and len(bench.of(WorkerLost)) == 1
 
 
 async def test_requests_are_passed_on(bench: Bench) -> None:
     worker = await bench.start()
-    bench.client.request_yield(1, True)
-    bench.client.note_commit(1, 20, "disk full")
-    bench.client.ask(RequestSnapshotParts(0))
+    bench.client.perform(RequestYield(0, 1, True))
+    bench.client.perform(NoteCommit(0, 1, 20, "disk full"))
+    bench.client.perform(RequestSnapshotParts(0))
     await settle()
     assert worker.yields == [True]
     assert worker.commits == [(1, 20, "disk full")]
@@ -276,7 +280,7 @@ async def test_each_poll_reports_progress_and_a_stalled_worker_is_polled_more_of
 
 async def test_a_closed_client_posts_nothing_more(bench: Bench) -> None:
     worker = await bench.start()
-    bench.client.run(assignment(1))
+    bench.client.perform(Run(0, assignment(1)))
     await settle()
     bench.client.close()
     posted = list(bench.posted)
