@@ -52,7 +52,7 @@ def test_a_report_is_stored_and_counts_under_the_path_of_the_documented_route(su
     assert supervisor.service.store.get_job(supervisor.job_id).status.step == 1
     route = ("POST", "/v1/jobs/{job_id}/attempts/{attempt}/reports", "2xx")
     requests = supervisor.service.requests  # counted when the answer has been sent, which may be after it was read
-    until(lambda: requests.requests().get(route) == 1, f"one request of {route}")
+    until(lambda: requests.finished.values().get(route) == 1, f"one request of {route}")
 
 
 @pytest.mark.parametrize("query", ["after=0&wait_s=0", "wait_s=0&after=0", "", "after=0&wait_s=0.0"])

@@ -61,7 +61,9 @@ def test_metrics_are_served_and_requests_observed_by_route(service: Any) -> None
     service.http.get("/v1/jobs/job-1")
     service.http.request("BREW", "/nowhere/at/all")
     routes = {("GET", "/v1/jobs/{job_id}", "4xx"), ("other", "unmatched", "4xx")}
-    until(lambda: routes <= service.requests.requests().keys(), f"requests of {routes}")  # counted after the answer
+    until(
+        lambda: routes <= service.requests.finished.values().keys(), f"requests of {routes}"
+    )  # counted after the answer
 
 
 def test_a_scraper_that_accepts_openmetrics_gets_it(service: Any) -> None:

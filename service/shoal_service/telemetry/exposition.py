@@ -32,7 +32,6 @@ from shoal_service.planner import HardwareProfile
 from shoal_service.planner.shape import shape_of
 from shoal_service.store import Store, metrics_snapshot
 from shoal_service.store.backup import newest_backup_at
-from shoal_service.store.database import DatabaseTallies
 from shoal_service.store.driving import MoveKind
 from shoal_service.store.metrics_snapshot import Snapshot
 from shoal_service.store.reporting import DropReason
@@ -111,26 +110,9 @@ class Exposition:
         if projects is not None:
             body = self._of_projects(snapshot, frozenset(projects), openmetrics=openmetrics)
             return (body + _END if openmetrics else body), media_type
-        tallies = self._sources.store.tallies
-        scene = _Scene(
-            snapshot=snapshot,
-            owner=self._sources.owner,
-            now=self._clock(),
-            dropped=tallies.counted(DropReason),
-            moves=tallies.counted(MoveKind),
-            exemplars=tallies.exemplars(),
-            transactions=tallies,
-            requests=self._sources.requests,
-            passes=self._sources.passes,
-            webhooks=self._sources.webhooks,
-            removals=self._sources.removals,
-            waits=self._sources.waits,
-            cluster=self._sources.cluster(),
-            state_filesystem=_space(self._sources.state_dir),
-            backed_up_at=newest_backup_at(self._sources.state_dir),
-        )
         parts = [self._jobs.text(snapshot.live, openmetrics=openmetrics)]
-        parts += [self._text(metric_family, openmetrics) for metric_family in _families(scene)]
+        families = _families(snapshot, self._sources, self._clock())
+        parts += [self._text(metric_family, openmetrics) for metric_family in families]
         encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
         of_process = encode(self._process)
         body = "".join(parts).encode() + of_process.removesuffix(_END)  # it ends the whole body, and no part of it
@@ -165,12 +147,6 @@ class Exposition:
                     self._cached = metrics_snapshot.read(tx, self._live, now=self._clock())
                 self._cached_mono = now
             return self._cached
-
-
-def _space(path: Path) -> tuple[int, int]:
-    """Size and free space of a filesystem, bytes."""
-    space = os.statvfs(path)
-    return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,29 +238,6 @@ class _Utilisation:
         return spec, shape.flops_per_token, profile
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Scene:
-    """What is known at the time of a scrape."""
-
-    snapshot: Snapshot
-    owner: str
-    now: float
-    dropped: Mapping[DropReason, int]
-    moves: Mapping[MoveKind, int]
-    exemplars: Mapping[IncidentCause, Exemplar]
-    """The newest closed incident of each cause that this process has stored."""
-    transactions: DatabaseTallies
-    requests: RequestMetrics
-    passes: PassTimes
-    cluster: ClusterView
-    webhooks: WebhookTallies
-    removals: RemovalTallies
-    waits: WaitTallies
-    state_filesystem: tuple[int, int]
-    """Bytes and free bytes."""
-    backed_up_at: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class _Family:
     metric: Metric
@@ -292,32 +245,31 @@ class _Family:
     exemplars: Exemplars = field(default_factory=dict)
 
 
-def _families(scene: _Scene) -> Iterator[_Family]:
+def _families(snapshot: Snapshot, sources: Sources, now: float) -> Iterator[_Family]:
     """All families in the order of catalogue.py, apart from those without a value."""
-    snapshot = scene.snapshot
     yield _Family(names.JOBS, {(s.value,): snapshot.jobs_by_state.get(s, 0) for s in JobState})
-    yield from _scheduling(scene)
-    yield from _incidents(scene)
+    yield from _scheduling(snapshot, sources, now)
+    yield from _incidents(snapshot, sources.store.tallies.exemplars())
     yield _one(names.CHECKPOINT_SECONDS, snapshot.checkpoints)
-    yield from _cluster(scene.cluster)
+    yield from _cluster(sources.cluster())
     yield from _nodes(snapshot)
-    yield from _control_plane(scene)
-    yield from _webhooks(scene)
-    requests = scene.requests
-    yield _Family(names.HTTP_REQUESTS, requests.requests())
-    yield _Family(names.HTTP_REQUEST_SECONDS, requests.latencies())
+    yield from _control_plane(snapshot, sources, now)
+    yield from _webhooks(snapshot, sources.webhooks, now)
+    requests = sources.requests
+    yield _Family(names.HTTP_REQUESTS, requests.finished.values())
+    yield _Family(names.HTTP_REQUEST_SECONDS, requests.latencies.values())
     yield _Family(names.HTTP_REFUSED, requests.refusals())
     yield _one(names.HTTP_STREAMS, requests.num_streams)
 
 
-def _scheduling(scene: _Scene) -> Iterator[_Family]:
-    snapshot, passes = scene.snapshot, scene.passes
+def _scheduling(snapshot: Snapshot, sources: Sources, now: float) -> Iterator[_Family]:
+    passes, moves = sources.passes, sources.store.tallies.counted(MoveKind)
     yield _one(names.QUEUE_WAIT_SECONDS, snapshot.queue_wait)
-    yield _Family(names.SCHEDULER_MOVES, {(kind.value,): scene.moves.get(kind, 0) for kind in MoveKind})
+    yield _Family(names.SCHEDULER_MOVES, {(kind.value,): moves.get(kind, 0) for kind in MoveKind})
     yield _one(names.SCHEDULER_PASS_SECONDS, passes.passes.value())
     yield _one(names.SCHEDULER_DECIDE_SECONDS, passes.decisions.value())
     yield _one(names.SCHEDULER_FAILED_PASSES, passes.failures.value())
-    yield from _project_families(snapshot, scene.now)
+    yield from _project_families(snapshot, now)
 
 
 def _project_families(snapshot: Snapshot, now: float) -> Iterator[_Family]:
@@ -331,10 +283,10 @@ def _project_families(snapshot: Snapshot, now: float) -> Iterator[_Family]:
     yield _Family(names.PROJECT_QUEUED_JOBS, {(project.name,): project.queued for project in snapshot.projects})
 
 
-def _incidents(scene: _Scene) -> Iterator[_Family]:
-    snapshot = scene.snapshot
-    by_cause: dict[Labels, Exemplar] = {(cause.value,): exemplar for cause, exemplar in scene.exemplars.items()}
-    whole: dict[Labels, Exemplar] = {(c.value, RecoveryPhase.RECOVERY.value): e for c, e in scene.exemplars.items()}
+def _incidents(snapshot: Snapshot, exemplars: Mapping[IncidentCause, Exemplar]) -> Iterator[_Family]:
+    """`exemplars`: the newest closed incident of each cause that this process has stored."""
+    by_cause: dict[Labels, Exemplar] = {(cause.value,): exemplar for cause, exemplar in exemplars.items()}
+    whole: dict[Labels, Exemplar] = {(c.value, RecoveryPhase.RECOVERY.value): e for c, e in exemplars.items()}
     over, still_open = snapshot.incidents_by_cause, snapshot.open_incidents
     yield _Family(names.INCIDENTS, {(c.value,): over.get(c, 0) for c in IncidentCause}, by_cause)
     yield _Family(names.OPEN_INCIDENTS, {(c.value,): still_open.get(c, 0) for c in IncidentCause})
@@ -395,32 +347,33 @@ def _nodes(snapshot: Snapshot) -> Iterator[_Family]:
     yield _Family(names.NODE_DISK_FREE_BYTES, {(node,): use.disk_free_bytes for node, use in uses if use.disk_bytes})
 
 
-def _control_plane(scene: _Scene) -> Iterator[_Family]:
-    lease = scene.snapshot.lease
-    leads = lease is not None and lease.owner == scene.owner and lease.expires_at > scene.now
+def _control_plane(snapshot: Snapshot, sources: Sources, now: float) -> Iterator[_Family]:
+    lease, database, waits = snapshot.lease, sources.store.tallies, sources.waits
+    leads = lease is not None and lease.owner == sources.owner and lease.expires_at > now
     yield _one(names.LEASE_EPOCH, lease.epoch if lease else 0)
     yield _one(names.LEASE_EXPIRY, lease.expires_at if lease else 0.0)
     yield _one(names.CONTROL_PLANE_LEADER, int(leads))
-    size, free = scene.state_filesystem
-    yield _one(names.STATE_BYTES, size)
-    yield _one(names.STATE_FREE_BYTES, free)
-    yield _Family(names.BACKUP_AT, {} if scene.backed_up_at is None else {(): scene.backed_up_at})
-    yield _Family(names.REPORTS_DROPPED, {(reason.value,): scene.dropped.get(reason, 0) for reason in DropReason})
-    yield _one(names.EVENTS, scene.transactions.events.value())
-    yield _Family(names.DATABASE_SECONDS, scene.transactions.seconds.values())
-    yield _one(names.DATABASE_ERRORS, scene.transactions.errors.value())
-    yield _Family(names.WAIT_SECONDS, scene.waits.seconds.values())
-    yield _Family(names.WAIT_LIMIT, scene.waits.limits())
-    yield _Family(names.WAITS_ENDED, scene.waits.ended.values())
-    yield _Family(names.REMOVED, scene.removals.counts.values())
+    space = os.statvfs(sources.state_dir)
+    yield _one(names.STATE_BYTES, space.f_blocks * space.f_frsize)
+    yield _one(names.STATE_FREE_BYTES, space.f_bavail * space.f_frsize)
+    backed_up_at, dropped = newest_backup_at(sources.state_dir), database.counted(DropReason)
+    yield _Family(names.BACKUP_AT, {} if backed_up_at is None else {(): backed_up_at})
+    yield _Family(names.REPORTS_DROPPED, {(reason.value,): dropped.get(reason, 0) for reason in DropReason})
+    yield _one(names.EVENTS, database.events.value())
+    yield _Family(names.DATABASE_SECONDS, database.seconds.values())
+    yield _one(names.DATABASE_ERRORS, database.errors.value())
+    yield _Family(names.WAIT_SECONDS, waits.seconds.values())
+    yield _Family(names.WAIT_LIMIT, waits.limits())
+    yield _Family(names.WAITS_ENDED, waits.ended.values())
+    yield _Family(names.REMOVED, sources.removals.counts.values())
 
 
-def _webhooks(scene: _Scene) -> Iterator[_Family]:
-    hooks, lags = scene.webhooks.hooks, scene.snapshot.webhooks
-    yield _Family(names.WEBHOOK_DELIVERIES, scene.webhooks.outcomes.values())
-    yield _Family(names.WEBHOOK_SECONDS, scene.webhooks.seconds.values())
+def _webhooks(snapshot: Snapshot, tallies: WebhookTallies, now: float) -> Iterator[_Family]:
+    hooks, lags = tallies.hooks, snapshot.webhooks
+    yield _Family(names.WEBHOOK_DELIVERIES, tallies.outcomes.values())
+    yield _Family(names.WEBHOOK_SECONDS, tallies.seconds.values())
     ages: dict[Labels, Value] = {
-        (hook,): max(0.0, scene.now - lags[hook].waiting_since) if hook in lags else 0.0 for hook in hooks
+        (hook,): max(0.0, now - lags[hook].waiting_since) if hook in lags else 0.0 for hook in hooks
     }
     yield _Family(names.WEBHOOK_LAG_SECONDS, ages)
     yield _Family(names.WEBHOOK_FAILING, {(hook,): lags[hook].failing if hook in lags else 0 for hook in hooks})

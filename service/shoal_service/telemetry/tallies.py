@@ -175,9 +175,11 @@ class RequestMetrics:
         self._lock = threading.Lock()
         self._routes: set[str] = set()
         self._num_streams = 0
-        self._requests = Count()
+        self.finished = Count()
+        """Finished requests by method, route and class of status."""
         self._refused = Count()
-        self._latencies = Durations(HTTP_REQUEST_SECONDS)
+        self.latencies = Durations(HTTP_REQUEST_SECONDS)
+        """By method and route."""
 
     def observe(self, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count a finished request.
@@ -190,14 +192,12 @@ class RequestMetrics:
         method = method if method in _METHODS else _OTHER  # a client may send any word, and each would be a series
         status_class = f"{status // 100}xx" if 100 <= status < 600 else "none"
         with self._lock:
-            if route not in self._routes:
-                if len(self._routes) < _MAX_ROUTES:
-                    self._routes.add(route)
-                else:
-                    route = _OTHER
-        self._requests.add(method, route, status_class)
+            if len(self._routes) < _MAX_ROUTES:
+                self._routes.add(route)
+            route = route if route in self._routes else _OTHER
+        self.finished.add(method, route, status_class)
         if seconds is not None:
-            self._latencies.observe(seconds, method, route)
+            self.latencies.observe(seconds, method, route)
 
     def refused(self, limit: Limit) -> None:
         """Count a refused request."""
@@ -219,11 +219,3 @@ class RequestMetrics:
     def num_streams(self) -> int:
         """Number of open streams."""
         return self._num_streams
-
-    def requests(self) -> dict[tuple[str, ...], int]:
-        """Return the number of finished requests by method, route and class of status."""
-        return self._requests.values()
-
-    def latencies(self) -> dict[tuple[str, ...], Histogram]:
-        """Return the durations of requests by method and route."""
-        return self._latencies.values()
