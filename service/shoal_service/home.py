@@ -5,6 +5,13 @@
 
 Pure data, in JSON. Either side leaves out fields that it does not know, since the releases of two control planes on
 one database, and that of a supervisor, may differ for a while. Decision 0005.
+
+How a request fails, for supervisors and gateways, which both dial in:
+
+DialError
+|-- Unavailable     no answer, or not now: try again later
+|-- Superseded      another process speaks for the attempt or the cluster: this one has to end, or to stand by
+`-- Rejected        the service does not accept the token or the document; it may later, if nothing else helps
 """
 
 from __future__ import annotations
@@ -19,6 +26,9 @@ from shoal_workers.contract import Frozen
 
 MAX_WAIT_S = 30.0
 """How long a poll may wait, for directives or for orders."""
+_SUPERSEDED = 409
+_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_PAUSE_S = 30.0
 
 
 class Home(Frozen):
@@ -73,3 +83,40 @@ class DirectiveAnswer(Frozen):
     """Rises with each directive of the attempt; 0: there is none yet."""
     directive: dict[str, Any] | None = None
     """A Directive, as the control plane with the lease has written it. None means nothing new."""
+
+
+class DialError(Exception):
+    """The service has not answered as it should. The message is the service's, if it has answered."""
+
+
+class Unavailable(DialError):
+    def __init__(self, reason: str, after_s: float = 0.0) -> None:
+        super().__init__(reason, after_s)
+        self.reason = reason
+        self.after_s = after_s
+        """The pause that the service has asked for, seconds; 0 if it has asked for none."""
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Superseded(DialError):
+    """Another process speaks for the attempt or the cluster."""
+
+
+class Rejected(DialError):
+    """The service refuses the request, also when it is repeated."""
+
+
+def error_of_answer(status: int, message: str, retry_after: str) -> DialError:
+    """Return what an answer means that is no success. `retry_after`: its header, empty if there is none."""
+    if status == _SUPERSEDED:
+        return Superseded(message)
+    return Unavailable(message, _pause_s(retry_after)) if status in _LATER else Rejected(message)
+
+
+def _pause_s(retry_after: str) -> float:
+    try:
+        return min(_LONGEST_PAUSE_S, max(0.0, float(retry_after)))
+    except ValueError:
+        return 0.0  # none, or a date

@@ -13,14 +13,16 @@ service has acknowledged it, and the service stores the first one. Decides nothi
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.wire import (
@@ -34,7 +36,8 @@ from shoal_service.clusters.wire import (
     ReportReceipt,
 )
 from shoal_service.gateway.answering import Answering, RayAccess
-from shoal_service.gateway.link import Link, LinkDown, LinkError, LinkReplaced
+from shoal_service.gateway.link import Link
+from shoal_service.home import DialError, Superseded, Unavailable
 from shoal_workers.contract.backoff import backoff_s
 
 _REPORT_S = 1.0
@@ -54,6 +57,7 @@ _MAX_ANSWER_CHARS = 16 << 20
 """Characters of the answers in one report, at most."""
 _FAREWELL_S = 2.0
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class RayHangs(Exception):
@@ -122,10 +126,12 @@ class Gateway:
         self._num_begun = self._num_looks = 0
         self._looking_task: asyncio.Task[ClusterSnapshot] | None = None
         self._is_away = False
+        self._failures = Counter[str]()
+        """Failed requests in a row, by what is asked."""
         self._stands_by = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until `stop` is set. Raises LinkRefused: the service will not have this gateway; RayHangs."""
+        """Runs until `stop` is set. Raises Rejected: the service will not have this gateway; RayHangs."""
         loops = [
             asyncio.create_task(routine, name=name)
             for name, routine in (
@@ -162,17 +168,16 @@ class Gateway:
             await _until(self._look_soon, _LOOK_S)
 
     async def _connect(self) -> None:
-        failures = 0
-        while True:
+        for failures in itertools.count(1):
             try:
                 await asyncio.to_thread(self._ray.connect, self._address)
                 break
             except ClusterUnreachable as error:
                 self._error = str(error)[:MAX_WORDS]
                 self._has_tried.set()
-                if not failures:
+                if failures == 1:
                     self._say(f"gateway: {error}. Trying again.")
-                await asyncio.sleep(_pause_s(failures := failures + 1))
+                await asyncio.sleep(_pause_s(failures))
         self._after_connect()
         self._error = ""
         self._has_tried.set()
@@ -228,25 +233,32 @@ class Gateway:
     # --- what it says
 
     async def _reporting(self) -> None:
-        failures = 0
         await _until(self._has_tried, _FIRST_REPORT_S)  # it takes a place at once only if it says of which Ray cluster
         while True:
             await _until(self._report_soon, _REPORT_S)
             self._report_soon.clear()
             life, report = self._life, self._next_report()
-            try:
-                receipt = await self._link.report(report)
-            except LinkDown as error:
-                failures += 1
-                self._note_away(error)
-                self._report_soon.set()
-                await asyncio.sleep(max(error.after_s, _pause_s(failures)))
-            except LinkReplaced as error:
-                await self._stand_by(life, str(error))
-            else:
-                failures = 0
+            receipt = await self._answer("reports", life, self._link.report(report))
+            if receipt is not None:
                 self._acknowledged(life, report, receipt)
                 await asyncio.sleep(_PACE_S)
+
+    async def _answer(self, what: str, life: _Life, request: Coroutine[Any, Any, _T]) -> _T | None:
+        """What the service answers. None if it does not now, or has another gateway for the cluster; then after a
+        pause."""
+        try:
+            answer = await request
+        except Unavailable as error:
+            self._failures[what] += 1
+            self._note_away(error)
+            self._report_soon.set()
+            await asyncio.sleep(max(error.after_s, _pause_s(self._failures[what])))
+            return None
+        except Superseded as error:
+            await self._stand_by(life, str(error))
+            return None
+        self._failures[what] = 0
+        return answer
 
     def _next_report(self, *, is_last: bool = False) -> ClusterReport:
         life = self._life
@@ -295,7 +307,7 @@ class Gateway:
             if (task := life.running.get(number)) is not None:
                 task.cancel()
 
-    def _note_away(self, error: LinkDown) -> None:
+    def _note_away(self, error: Unavailable) -> None:
         if not self._is_away:
             self._is_away = True
             self._say(f"gateway: {error.reason}. Trying again; what runs in this cluster goes on.")
@@ -319,30 +331,22 @@ class Gateway:
     async def _say_farewell(self) -> None:
         """Sends a last report, so that the next gateway need not wait."""
         if self._life.is_admitted:
-            with suppress(LinkError, TimeoutError):
+            with suppress(DialError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
                     await self._link.report(self._next_report(is_last=True))
 
     # --- what is ordered
 
     async def _ordering(self) -> None:
-        life, after, failures = self._life, 0, 0
+        life, after = self._life, 0
         while True:
             await self._is_admitted.wait()
             await self._is_connected.wait()
             if life is not self._life:
                 life, after = self._life, 0
-            try:
-                page = await self._link.orders(life.name, after, _WAIT_S)
-            except LinkDown as error:
-                failures += 1
-                self._note_away(error)
-                await asyncio.sleep(max(error.after_s, _pause_s(failures)))
+            page = await self._answer("orders", life, self._link.orders(life.name, after, _WAIT_S))
+            if page is None:
                 continue
-            except LinkReplaced as error:
-                await self._stand_by(life, str(error))
-                continue
-            failures = 0
             if page.newest < after:  # the database was restored, and numbers begin there again
                 _log.warning("gateway.numbers_restart", extra={"known": after, "newest": page.newest})
                 self._begin_life(takes_over=True)
@@ -384,7 +388,7 @@ class Gateway:
     async def _archive(self, sha256: str) -> bytes:
         try:
             return await self._link.archive(sha256)
-        except LinkError as error:
+        except DialError as error:
             raise ClusterUnreachable(f"the gateway did not get the code archive {sha256}: {error}") from error
 
 

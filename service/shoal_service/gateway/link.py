@@ -1,54 +1,24 @@
-"""Link: the gateway's requests to the service, over HTTP. Each makes one attempt; `gateway.py` repeats them.
-
-LinkError
-|-- LinkDown        no answer, or the service is not ready: repeat it after a while
-|-- LinkReplaced    another gateway speaks for the cluster
-`-- LinkRefused     the service will not answer otherwise: a wrong token, another cluster, another release
+"""Link: the gateway's requests to the service, over HTTP. Each makes one attempt, which `gateway.py` repeats, and fails
+as `home.py` has it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import ssl
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
 from shoal_service.clusters.wire import ClusterReport, OrderPage, ReportReceipt
+from shoal_service.home import DialError, Unavailable, error_of_answer
 
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
 _ARCHIVE_S = 120.0
 _MARGIN_S = 10.0
-_LONGEST_PAUSE_S = 30.0
-_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-_CONFLICT = 409
 _WHOLE = 200
 _NOT_VERIFIED = "CERTIFICATE_VERIFY_FAILED"
-
-
-class LinkError(Exception):
-    """The service has not answered as it should."""
-
-
-class LinkDown(LinkError):
-    def __init__(self, reason: str, after_s: float = 0.0) -> None:
-        super().__init__(reason, after_s)
-        self.reason = reason
-        self.after_s = after_s
-        """The pause that the service has asked for, seconds; 0: it has asked for none."""
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-class LinkReplaced(LinkError):
-    """Another gateway speaks for the cluster. The message is the service's."""
-
-
-class LinkRefused(LinkError):
-    """The service refuses this gateway, also when it asks again. The message is the service's."""
 
 
 class Link:
@@ -67,20 +37,20 @@ class Link:
         )
 
     async def report(self, report: ClusterReport) -> ReportReceipt:
-        """Sends a report. Raises LinkError."""
+        """Sends a report. Raises DialError."""
         headers = {"Content-Type": "application/json"}
         answer = await self._ask("POST", "/reports", content=report.model_dump_json().encode(), headers=headers)
         return ReportReceipt.model_validate_json(answer.content)
 
     async def orders(self, life: str, after: int, wait_s: float) -> OrderPage:
-        """Waits up to `wait_s` for an order above `after`. Raises LinkError."""
+        """Waits up to `wait_s` for an order above `after`. Raises DialError."""
         query: dict[str, str | int | float] = {"life": life, "after": after, "wait_s": wait_s}
         timeout = httpx.Timeout(wait_s + _MARGIN_S, connect=_CONNECT_S)
         answer = await self._ask("GET", "/orders", params=query, timeout=timeout)
         return OrderPage.model_validate_json(answer.content)
 
     async def archive(self, sha256: str) -> bytes:
-        """Reads a code archive from the service; goes on where a connection broke. Raises LinkError."""
+        """Reads a code archive from the service; goes on where a connection broke. Raises DialError."""
         timeout, data, begun = httpx.Timeout(_ARCHIVE_S, connect=_CONNECT_S), bytearray(), -1
         while True:
             try:
@@ -97,10 +67,11 @@ class Link:
                 break
             except (httpx.HTTPError, ssl.SSLError) as error:
                 if len(data) <= begun:  # nothing has come since the last break
-                    raise LinkDown(f"no answer from {self._http.base_url}: {error or type(error).__name__}") from error
+                    cause = error or type(error).__name__
+                    raise Unavailable(f"no answer from {self._http.base_url}: {cause}") from error
                 begun = len(data)
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise LinkDown(f"the code archive {sha256} has arrived damaged")
+            raise Unavailable(f"the code archive {sha256} has arrived damaged")
         return bytes(data)
 
     async def close(self) -> None:
@@ -113,17 +84,14 @@ class Link:
             message = str(error) or type(error).__name__
             if _NOT_VERIFIED in message:
                 message = f"the certificate of the service cannot be verified ({message}): see `shoal join --ca-file`"
-            raise LinkDown(f"no answer from {self._http.base_url}: {message}") from error
+            raise Unavailable(f"no answer from {self._http.base_url}: {message}") from error
         if answer.status_code < 300:
             return answer
         raise _refusal(answer)
 
 
-def _refusal(answer: httpx.Response) -> LinkError:
-    detail = _detail(answer)
-    if answer.status_code == _CONFLICT:
-        return LinkReplaced(detail)
-    return LinkDown(detail, _pause_s(answer.headers)) if answer.status_code in _AGAIN else LinkRefused(detail)
+def _refusal(answer: httpx.Response) -> DialError:
+    return error_of_answer(answer.status_code, _detail(answer), answer.headers.get("Retry-After", ""))
 
 
 def _detail(answer: httpx.Response) -> str:
@@ -131,10 +99,3 @@ def _detail(answer: httpx.Response) -> str:
         return str(answer.json()["detail"])
     except (ValueError, KeyError, TypeError):
         return f"{answer.request.url.copy_with(query=None)} has answered {answer.status_code}: is this a Shoal service?"
-
-
-def _pause_s(headers: Mapping[str, str]) -> float:
-    try:
-        return min(_LONGEST_PAUSE_S, max(0.0, float(headers.get("Retry-After", ""))))
-    except ValueError:
-        return 0.0

@@ -23,8 +23,8 @@ from typing import NoReturn
 from shoal_service.clusters.wire import GatewayConfig
 from shoal_service.gateway.answering import RayAccess
 from shoal_service.gateway.gateway import Gateway, RayHangs
-from shoal_service.gateway.link import Link, LinkRefused
-from shoal_service.home import Home
+from shoal_service.gateway.link import Link
+from shoal_service.home import Home, Rejected
 from shoal_service.process_memory import hide_process
 from shoal_workers.logs import set_up_logs
 
@@ -80,7 +80,7 @@ async def _run(ray: RayAccess, config: GatewayConfig) -> NoReturn:
     try:
         await gateway.run(stop)
         status = 0
-    except LinkRefused as error:
+    except Rejected as error:
         _say(f"gateway: the service at {config.url} refuses this gateway: {error}")
         status = 1
     except RayHangs as error:

@@ -6,11 +6,7 @@
 While the service is away both try again, after pauses that double from 0.1 s to 2 s with jitter, and the outbox keeps
 the reports. Every report says what was acknowledged; the receipt has the last word on it, so that a report whose answer
 was lost is not stored twice, and a supervisor that was restarted learns what its predecessor has reported. `HomeLink`
-are the two requests, `HttpLink` the real one; each of them fails in one of three ways:
-
-    HomeAway         no answer, or not now: try again later
-    HomeRefused      the service does not accept the token, or the document: it may later, if nothing else helps
-    HomeReplaced     the attempt has a later supervisor: this one has to end
+are the two requests, `HttpLink` the real one; each of them fails as `home.py` has it.
 """
 
 from __future__ import annotations
@@ -31,7 +27,16 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from shoal_service.home import DirectiveAnswer, Home, HomeReport, ReportReceipt
+from shoal_service.home import (
+    DirectiveAnswer,
+    Home,
+    HomeReport,
+    Rejected,
+    ReportReceipt,
+    Superseded,
+    Unavailable,
+    error_of_answer,
+)
 from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.journal import end_replaced_process
 from shoal_service.supervisor.protocols import Journal
@@ -52,8 +57,6 @@ _REFUSED_COUNTS = 10
 _CONNECT_S = 2.0
 _ANSWER_S = 10.0
 """Seconds in which the answer to a report must come: its transaction may wait for others."""
-_REPLACED = 409
-_LATER = frozenset({429, 500, 502, 503, 504})
 _log = logging.getLogger(__name__)
 
 
@@ -94,14 +97,14 @@ class Dialer:
             sent_mono = time.monotonic()
             try:
                 acknowledged, is_released = self._report(acknowledged, 0.0 if is_first else SIGN_S)
-            except HomeAway as error:
+            except Unavailable as error:
                 self._is_over.wait(pauses.next_s(error))
                 continue
-            except HomeRefused as error:  # its token may have ended because it has a successor, or was reaped
+            except Rejected as error:  # its token may have ended because it has a successor, or was reaped
                 self._is_over.wait(pauses.next_s(error))
                 self._journal.require_current()
                 continue
-            except HomeReplaced as error:
+            except Superseded as error:
                 _log.warning("supervisor.refused", extra={"reason": str(error)})
                 self._on_replaced()
                 return
@@ -129,10 +132,10 @@ class Dialer:
         while not self._is_over.is_set():
             try:
                 answer = self._link.directive(after, _WAIT_S)
-            except (HomeAway, HomeRefused) as error:
+            except (Unavailable, Rejected) as error:
                 self._is_over.wait(pauses.next_s(error))
                 continue
-            except HomeReplaced:
+            except Superseded:
                 return  # the reports have the same answer
             pauses.end()
             if answer.directive is not None:
@@ -155,14 +158,14 @@ class _Pauses:
         self._what = what
         self._num_failures = 0
 
-    def next_s(self, error: HomeAway | HomeRefused) -> float:
+    def next_s(self, error: Unavailable | Rejected) -> float:
         if not self._num_failures:
             _log.warning("home.away", extra={"what": self._what, "error": str(error)[:500]})
-        self._num_failures += 1 if isinstance(error, HomeAway) else _REFUSED_COUNTS
+        self._num_failures += 1 if isinstance(error, Unavailable) else _REFUSED_COUNTS
         pause_s = backoff_s(
             self._num_failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S, spread=random.random()
         )
-        return max(pause_s, error.retry_after_s) if isinstance(error, HomeAway) else pause_s
+        return max(pause_s, error.after_s) if isinstance(error, Unavailable) else pause_s
 
     def end(self) -> bool:
         """Ends the pauses, because a call has succeeded. Returns whether calls had failed before it."""
@@ -172,24 +175,8 @@ class _Pauses:
         return was_away
 
 
-class HomeAway(Exception):
-    """The service does not answer now. `retry_after_s`: when it wants to be asked again; 0: it did not say."""
-
-    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class HomeRefused(Exception):
-    """The service has answered that it does not do what was asked. The message has its words."""
-
-
-class HomeReplaced(Exception):
-    """The attempt has a later supervisor. The message has the service's words."""
-
-
 class HomeLink(Protocol):
-    """The requests of a supervisor to the service. Each of the two raises HomeAway, HomeRefused or HomeReplaced, and is
+    """The requests of a supervisor to the service. Each of the two raises Unavailable, Rejected or Superseded, and is
     called on a thread of its own."""
 
     def report(self, report: HomeReport) -> ReportReceipt: ...
@@ -198,7 +185,7 @@ class HomeLink(Protocol):
         """Returns when there is a directive with another number than `after`, or after `wait_s` seconds."""
 
     def hurry(self) -> None:
-        """Ends a `directive` that waits, with HomeAway: the service was away meanwhile. From any thread."""
+        """Ends a `directive` that waits, with Unavailable: the service was away meanwhile. From any thread."""
 
 
 class HttpLink:
@@ -252,21 +239,16 @@ class _Connection:
             raw = response.read()
         except (OSError, http.client.HTTPException) as error:
             self._next_url()
-            raise HomeAway(f"{type(error).__name__}: {error}") from error
+            raise Unavailable(f"{type(error).__name__}: {error}") from error
         if response.will_close:
             self._close()
         if response.status == 200:
             try:
                 return json.loads(raw)
             except ValueError as error:
-                raise HomeAway("the answer is no JSON: another server has this address") from error
+                raise Unavailable("the answer is no JSON: another server has this address") from error
         message = f"{response.status} {raw[:500].decode('utf-8', 'replace')}"
-        if response.status == _REPLACED:
-            raise HomeReplaced(message)
-        if response.status in _LATER:
-            wait = response.headers.get("Retry-After", "")
-            raise HomeAway(message, float(wait) if wait.isdigit() else 0.0)
-        raise HomeRefused(message)
+        raise error_of_answer(response.status, message, response.headers.get("Retry-After", ""))
 
     def interrupt(self) -> None:
         with self._lock:

@@ -21,8 +21,7 @@ from shoal_service.clusters.wire import MAX_WORDS, ClusterSnapshot, FoundSupervi
 from shoal_service.control.joined_clusters import JoinedCluster
 from shoal_service.core.gateways import Incoming
 from shoal_service.core.scheduling.market import WorkerNeed
-from shoal_service.gateway.link import LinkRefused
-from shoal_service.home import Home
+from shoal_service.home import Home, Rejected
 from shoal_service.store import Lease, Store, archives, cluster_links
 from shoal_service.store.cluster_links import StoredReport
 from shoal_service.supervisor.config import SupervisorConfig
@@ -249,7 +248,7 @@ def test_another_ray_cluster_under_the_name_ends_in_words_or_stands_by_and_follo
     joined(cluster)
     barred = make_gateway(ray=of_ray_cluster("b2"))
     barred.wait()
-    assert isinstance(barred.error, LinkRefused)
+    assert isinstance(barred.error, Rejected)
     assert "(a1, this one is b2)" in str(barred.error) and "--replace" in str(barred.error)
     asked = make_gateway(ray=of_ray_cluster("b2"), replaces=True)
     until(lambda: any("This one is b2 and stands by" in line for line in asked.lines), "it says so")
@@ -301,7 +300,7 @@ def test_a_gateway_that_the_service_refuses_ends_and_says_why(
         token = str(find_token(own_service.url))
     gateway = make_gateway(token=token)
     gateway.wait()
-    assert isinstance(gateway.error, LinkRefused) and words in str(gateway.error)
+    assert isinstance(gateway.error, Rejected) and words in str(gateway.error)
 
 
 def test_a_revoked_token_ends_its_gateway(own_service: Any, make_gateway: Make, cluster: BlockingCluster) -> None:
@@ -309,7 +308,7 @@ def test_a_revoked_token_ends_its_gateway(own_service: Any, make_gateway: Make, 
     joined(cluster)
     own_service.client.revoke_token(gateway.token.split("_")[1])
     gateway.wait()
-    assert isinstance(gateway.error, LinkRefused)
+    assert isinstance(gateway.error, Rejected)
 
 
 def test_an_answer_of_another_shape_is_an_error_of_that_call_only(

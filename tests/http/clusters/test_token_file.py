@@ -14,7 +14,7 @@ from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.control.joined_clusters import JoinedCluster
 from shoal_service.control.token_files import ClusterTokenError, register_cluster_token
 from shoal_service.core.access import Role, new_token
-from shoal_service.gateway.link import LinkRefused
+from shoal_service.home import Rejected
 from shoal_service.store import Store, access, cluster_links
 
 Make = Callable[..., RunningGateway]
@@ -69,7 +69,7 @@ def test_a_revoked_token_of_the_file_stays_revoked(
     until(lambda: cluster.connected, "the gateway has joined")
     own_service.client.revoke_token(token.split("_")[1])
     gateway.wait()
-    assert isinstance(gateway.error, LinkRefused)
+    assert isinstance(gateway.error, Rejected)
     with caplog.at_level(logging.WARNING):
         register_cluster_token(store, file, "east", now=2.0)
     [record] = [one for one in caplog.records if one.message == "cluster_token.not_valid"]

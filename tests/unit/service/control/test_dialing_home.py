@@ -10,13 +10,20 @@ import pytest
 from doubles.driver_bench import DriverBench
 from doubles.fake_journal import FakeJournal, JournalStorage
 from shoal_service.core.access import hash_of
-from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
+from shoal_service.home import (
+    AttemptCaller,
+    DirectiveAnswer,
+    HomeReport,
+    ReportReceipt,
+    Superseded,
+    Unavailable,
+)
 from shoal_service.store import supervisor_links
 from shoal_service.store.errors import SupervisorReplaced
 from shoal_service.store.store import Store
 from shoal_service.store.supervisor_links import Arrived
 from shoal_service.supervisor.config import Directive, StaleEpoch
-from shoal_service.supervisor.dialer import Dialer, HomeAway, HomeReplaced
+from shoal_service.supervisor.dialer import Dialer
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
@@ -41,12 +48,12 @@ class Link:
         self.num_reports += 1
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "away":
-            raise HomeAway("no connection")
+            raise Unavailable("no connection")
         [outcome] = self._store.writing(supervisor_links.take_reports)([Arrived(self.caller, report, 2.0)])
         if fault == "answer lost":
-            raise HomeAway("reset")
+            raise Unavailable("reset")
         if isinstance(outcome, SupervisorReplaced):
-            raise HomeReplaced(str(outcome))
+            raise Superseded(str(outcome))
         assert isinstance(outcome, ReportReceipt), outcome
         return outcome
 
