@@ -34,9 +34,9 @@ from shoal_service.cluster.embedded_node import (
     GCS,
     HEAD,
     RAYLET,
+    EmbeddedClusterFailed,
     EmbeddedNode,
     EmbeddedNote,
-    SessionsRemain,
     command_of,
     end_session,
     gcs_environment,
@@ -57,10 +57,6 @@ _MAX_STARTS = 3
 _RESTART_TIMEOUT_S = 30.0
 """Time for the restart of one node beside a running cluster. Meanwhile `heal` cannot look after the head."""
 _CHECK_S = 0.1
-
-
-class EmbeddedClusterFailed(Exception):
-    """Ray did not start; the message contains the end of its output."""
 
 
 class EmbeddedCluster:
@@ -231,7 +227,7 @@ class EmbeddedCluster:
             return
         for leader in reversed(note.pids):
             if _is_ray(leader):
-                _end(leader)
+                end_session(leader)
         shutil.rmtree(note.temp_dir, ignore_errors=True)
         self._note_path.unlink(missing_ok=True)
 
@@ -344,7 +340,7 @@ class EmbeddedCluster:
 
     def _end_sessions(self, node: EmbeddedNode) -> None:
         for leader in node.sessions:
-            _end(leader)
+            end_session(leader)
 
     def _log_path(self, number: int) -> Path:
         return self._state_dir / f"ray-node-{number}.log"
@@ -357,10 +353,3 @@ def _is_ray(leader: int) -> bool:
     """Return whether the session is still one of Ray. Another program may have reused its number since the note was
     written."""
     return any("ray" in part for pid in pids_of_session(leader) for part in command_of(pid)[:3])
-
-
-def _end(leader: int) -> None:
-    try:
-        end_session(leader)
-    except SessionsRemain as error:
-        raise EmbeddedClusterFailed(str(error)) from error

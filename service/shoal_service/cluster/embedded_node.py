@@ -169,8 +169,8 @@ def _join_arguments(note: EmbeddedNote) -> tuple[str, ...]:
 _STOP_TIMEOUT_S = 20.0
 
 
-class SessionsRemain(Exception):
-    """Some processes cannot be ended."""
+class EmbeddedClusterFailed(Exception):
+    """Ray did not start, and the message contains the end of its output; or some of its processes cannot be ended."""
 
 
 def pids_of_session(leader: int) -> list[int]:
@@ -204,7 +204,7 @@ def end_session(leader: int) -> None:
                 pass
         _reap(leader)
         if time.monotonic() > deadline:
-            raise SessionsRemain(f"processes {pids} of session {leader} cannot be ended")
+            raise EmbeddedClusterFailed(f"processes {pids} of session {leader} cannot be ended")
         time.sleep(0.02)
     _reap(leader)
 

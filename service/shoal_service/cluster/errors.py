@@ -4,9 +4,9 @@ from __future__ import annotations
 
 #   ClusterError
 #   |-- ClusterUnreachable
+#   |   |-- GcsUnavailable
 #   |   `-- OrderUnanswered
 #   |-- ConnectionStale
-#   |-- GcsUnavailable
 #   |-- RayCallFailed
 #   |-- SupervisorGone
 #   `-- SupervisorUnavailable
@@ -32,7 +32,7 @@ class ConnectionStale(ClusterError):
     """
 
 
-class GcsUnavailable(ClusterError):
+class GcsUnavailable(ClusterUnreachable):
     """The head did not answer in time."""
 
 

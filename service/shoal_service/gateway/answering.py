@@ -116,7 +116,7 @@ class Answering:
             value = await self._carry_out(verb, verb.request.model_validate_json(order.arguments))
             return Answer(number=order.number, value=_as_json(value))
         except Exception as error:
-            if isinstance(error, ConnectionStale):
+            if isinstance(error, ClusterUnreachable | ConnectionStale):
                 error = ClusterUnreachable(str(error))
             failure = Failure.of(error)
             if failure.kind == "RayCallFailed":

@@ -135,7 +135,7 @@ class RayCluster:
         actors = self._actors()
         return ClusterSnapshot(
             nodes=nodes,
-            free=self._free(),
+            free={node_id: _amounts(free) for node_id, free in gcs.available().items()},
             reservations=_reservations(actors),
             attempts=frozenset(key for actor in actors if (key := attempt_of(actor.name)) is not None),
             failed=self._failed,
@@ -154,25 +154,13 @@ class RayCluster:
 
     def _nodes(self) -> tuple[Node, ...]:
         """Reads Ray's node table, with the drains that Ray announces."""
-        try:
-            draining = gcs.draining()
-            nodes = tuple(_node(node, draining) for node in gcs.nodes())
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
+        draining = gcs.draining()
+        nodes = tuple(_node(node, draining) for node in gcs.nodes())
         self._unanswered_since_mono = None
         return nodes
 
-    def _free(self) -> dict[str, WorkerNeed]:
-        try:
-            return {node_id: _amounts(free) for node_id, free in gcs.available().items()}
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
-
     def _actors(self) -> list[gcs.RayActor]:
-        try:
-            return [actor for actor in gcs.actors() if actor.namespace == NAMESPACE]
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
+        return [actor for actor in gcs.actors() if actor.namespace == NAMESPACE]
 
     def _is_unknown(self) -> bool:
         """Return whether the head accepts connections and does not answer this driver, since it was restarted with
@@ -188,16 +176,13 @@ class RayCluster:
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
         """Starts the supervisor on none of these nodes, nor on the head's or a control plane's, if there are others."""
-        try:
-            stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
-            config, is_other = stored.first(config.model_copy(update={"home": self._addressed(config.home)}))
-            if is_other:  # it may have been started with another home
-                self._kill(supervisor_name(config.job_id, config.attempt))
-            self._start_supervisor(config, avoid_nodes)
-            if places and config.forks_workers:
-                self._prestart_workers(config, places)
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
+        stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
+        config, is_other = stored.first(config.model_copy(update={"home": self._addressed(config.home)}))
+        if is_other:  # it may have been started with another home
+            self._kill(supervisor_name(config.job_id, config.attempt))
+        self._start_supervisor(config, avoid_nodes)
+        if places and config.forks_workers:
+            self._prestart_workers(config, places)
 
     def _addressed(self, home: Home | None) -> Home | None:
         """The home with the address of the service, as the nodes of this cluster reach it."""
@@ -254,10 +239,7 @@ class RayCluster:
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         if not self._reserve.is_due(time.monotonic()):
             return
-        try:
-            nodes = {node.node_id: node for node in gcs.nodes() if node.is_alive and node.node_id not in avoid_nodes}
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
+        nodes = {node.node_id: node for node in gcs.nodes() if node.is_alive and node.node_id not in avoid_nodes}
         usable = [name for name, node in nodes.items() if not node.is_head and _offers_work(node)] or [*nodes]
         if (due := self._reserve.renew(usable, time.monotonic())) is not None:
             node_id, environment = due
@@ -269,8 +251,6 @@ class RayCluster:
             config = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).read()
         except ValueError:
             return None
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
         return FoundSupervisor(dials_here=config is not None and config.home == self._addressed(config.home))
 
     def why_gone(self, job_id: str, attempt: int) -> str:
@@ -298,25 +278,20 @@ class RayCluster:
             gcs.nodes()  # the head answers, so it is not this host that is cut off
         except ValueError:
             return ""  # it has ended since; `find_supervisor` says so
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
         return node_id
 
     def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
         """Starts a supervisor in the place of a silent one. The head forgets the old actor at once, also if its process
         cannot be reached, and frees its name."""
         stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
-        try:
-            config = stored.read()
-            if config is None:
-                return False
-            silent = (silent_node,) if silent_node else ()
-            config = config.model_copy(update={"silent": silent, "home": self._addressed(home)})
-            self._kill(supervisor_name(job_id, attempt), on_node=silent_node)
-            stored.put(config.model_copy(update={"silent": ()}))
-            self._start_supervisor(config, frozenset({*silent, *(node.node_id for node in config.avoid)}))
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
+        config = stored.read()
+        if config is None:
+            return False
+        silent = (silent_node,) if silent_node else ()
+        config = config.model_copy(update={"silent": silent, "home": self._addressed(home)})
+        self._kill(supervisor_name(job_id, attempt), on_node=silent_node)
+        stored.put(config.model_copy(update={"silent": ()}))
+        self._start_supervisor(config, frozenset({*silent, *(node.node_id for node in config.avoid)}))
         return True
 
     def _kill(self, name: str, *, on_node: str = "") -> None:
@@ -336,8 +311,6 @@ class RayCluster:
             recorded = num_lives(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         except ValueError:
             return 0  # it has ended since; `find_supervisor` says so
-        except GcsUnavailable as error:
-            raise ClusterUnreachable(str(error)) from error
         return max(0, started - recorded)
 
     def last_ends(self, job_id: str, attempt: int) -> tuple[ProcessEnd, ...]:
