@@ -23,6 +23,8 @@ from shoal_service.store import Store, StoreUnavailable, histories
 
 CLUSTER = "cluster"
 """Notified, in the place of a job's id, when the nodes have changed."""
+NO_JOB = ""
+"""The place of a job's id in a watch that no change wakes: only `Changes.close` and its holder do."""
 _CLOCKS_APART_S = 60.0
 """Largest difference between the clocks of two control planes."""
 _log = logging.getLogger(__name__)
@@ -34,7 +36,6 @@ class Changes:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watches: dict[str | None, set[Watch]] = {}
-        self._own_watches: set[Watch] = set()
         self._closed = False
         self._closers: list[Callable[[], None]] = []
 
@@ -50,8 +51,6 @@ class Changes:
         for watches in self._watches.values():
             for watch in watches:
                 watch.wake()
-        for watch in self._own_watches:
-            watch.wake()
 
     def when_closed(self, close: Callable[[], None]) -> None:
         """Registers a function that `close` calls."""
@@ -64,7 +63,7 @@ class Changes:
     @property
     def num_watches(self) -> int:
         """Number of open watches of jobs."""
-        return sum(len(watches) for watches in self._watches.values())
+        return sum(len(watches) for job_id, watches in self._watches.items() if job_id != NO_JOB)
 
     def notify(self, job_id: str) -> None:
         """Thread-safe: the job has changed, and the change is committed."""
@@ -76,7 +75,7 @@ class Changes:
 
     @contextmanager
     def watching(self, job_id: str | None) -> Iterator[Watch]:
-        """Watch one job, or all jobs (None)."""
+        """Watch one job, all jobs (None), or none (NO_JOB)."""
         watch = Watch(self)
         self._watches.setdefault(job_id, set()).add(watch)
         try:
@@ -86,16 +85,6 @@ class Changes:
             watches.remove(watch)
             if not watches:
                 del self._watches[job_id]
-
-    @contextmanager
-    def waiting(self) -> Iterator[Watch]:
-        """A watch that changes of jobs do not wake. `close` wakes it, and its holder may."""
-        watch = Watch(self)
-        self._own_watches.add(watch)
-        try:
-            yield watch
-        finally:
-            self._own_watches.remove(watch)
 
     def _wake(self, job_id: str) -> None:
         for key in (job_id, None):

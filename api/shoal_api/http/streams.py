@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from shoal_api.http.access.authentication import STILL_VALID
 from shoal_api.http.access.limits import LIMITER
-from shoal_api.http.changes import Changes, Watch
+from shoal_api.http.changes import NO_JOB, Changes, Watch
 from shoal_api.http.edge import OPEN_ENDED, POLL, STREAM
 from shoal_api.http.problems import TooManyRequests, problem_response
 
@@ -121,7 +121,7 @@ async def _follow(
 ) -> AsyncIterator[bytes]:
     if opening:
         yield opening
-    with changes.watching(job_id) as watch, changes.watching(_NO_JOB) as closing:
+    with changes.watching(job_id) as watch, changes.watching(NO_JOB) as closing:
         sent_mono = time.monotonic()
         changed = True
         while not changes.closing:
@@ -155,10 +155,6 @@ def _until_tick_s(now_mono: float, every_s: float) -> float:
     """Return the seconds until the next tick. All streams have the same ticks, so clients that read together are
     equally far and get the same bytes."""
     return every_s - now_mono % every_s
-
-
-_NO_JOB = ""
-"""No job has this id, so only the end of the application wakes such a watch."""
 
 
 _Result = TypeVar("_Result")

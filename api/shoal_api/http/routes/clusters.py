@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.access.authentication import Needs
+from shoal_api.http.changes import NO_JOB
 from shoal_api.http.json_router import (
     JSON_TYPES,
     AppContext,
@@ -95,7 +96,7 @@ async def orders(
         return bool(page.items) or page.newest < after  # a gateway learns at once that the numbers begin again
 
     with (
-        context.changes.waiting() as watch,
+        context.changes.watching(NO_JOB) as watch,
         context.store.subscribe(lambda _: wake_soon(watch.wake), orders_of(cluster)),
     ):
         return await poll(context.changes, watch, request, read, is_answer=is_answer, wait_s=wait_s, reread_s=_REREAD_S)
