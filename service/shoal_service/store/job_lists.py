@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 import re
 from array import array
@@ -26,13 +25,12 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from pydantic import ValidationError
 from sqlalchemy import ColumnElement, Row, Select, delete, func, or_, select, union_all
 
 from shoal_service.core.downsampling import bucket_steps
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.selection import LabelSelector, search_words
-from shoal_service.core.where.fields import FACTS, Field, setting_kinds
+from shoal_service.core.where.fields import FACTS, Field, Source, setting_kinds
 from shoal_service.core.where.language import Selection
 from shoal_service.fleet_views import ClusterGoodput, FleetJob, JobField, NodeJob, SavedView, TableView
 from shoal_service.store import curve_points, curves
@@ -44,6 +42,7 @@ from shoal_service.store.records import (
     WAITS_FOR_CAPACITY,
     columns_for,
     fields_of,
+    read_document,
     summary_of,
     workers_of,
 )
@@ -83,7 +82,7 @@ _USUAL_LIMIT = 50
 
 
 class JobOrder(StrEnum):
-    """What a list of jobs is ordered by."""
+    """What a list of jobs is ordered by: facts by name."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -265,14 +264,10 @@ def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> S
         select_jobs = select_jobs.where(jobs.c.state.in_(sorted(state.value for state in query.states)))
     if query.ids:
         select_jobs = select_jobs.where(jobs.c.id.in_(sorted(query.ids)))
-    if query.project is not None:
-        select_jobs = select_jobs.where(jobs.c.project == query.project)
-    if query.user is not None:
-        select_jobs = select_jobs.where(jobs.c.user == query.user)
-    if query.cluster is not None:
-        select_jobs = select_jobs.where(jobs.c.cluster == query.cluster)
-    if query.visible is not None:
-        select_jobs = select_jobs.where(jobs.c.project.in_(sorted(query.visible)))
+    for column, value in ((jobs.c.project, query.project), (jobs.c.user, query.user), (jobs.c.cluster, query.cluster)):
+        if value is not None:
+            select_jobs = select_jobs.where(column == value)
+    select_jobs = _visible(select_jobs, query.visible)
     return _chosen(tx, selected(select_jobs, query.labels, query.search), query.selection)
 
 
@@ -281,36 +276,23 @@ def _part(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Selec
     if query.selection.order:
         ordered = select_jobs.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc())
     else:
-        by = _ordered_by(tx, query.order)
-        direction = by.desc() if query.descending else by.asc()
-        newest = jobs.c.num.desc() if query.descending else jobs.c.num.asc()
-        ordered = select_jobs.order_by(direction.nulls_last(), newest)
+        by, newest = _ordered_by(tx, query.order), jobs.c.num.desc() if query.descending else jobs.c.num.asc()
+        ordered = select_jobs.order_by((by.desc() if query.descending else by.asc()).nulls_last(), newest)
     return ordered.offset(query.offset).limit(query.limit)
+
+
+def _ordered_by(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
+    if order is JobOrder.CREATED:
+        return jobs.c.num  # it rises with the time of the submission
+    fact = FACTS[order.value]
+    is_column = fact.source is Source.COLUMN
+    return jobs.c[fact.path[0]] if is_column else json_number(tx, jobs.c.status, *fact.path)
 
 
 def _chosen(tx: Transaction, query: Select[Any], selection: Selection) -> Select[Any]:
     if selection.hides_archived:
         query = query.where(jobs.c.archived_at.is_(None))
     return query if selection.where is None else query.where(condition_in_sql(tx, selection.where))
-
-
-def _ordered_by(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
-    match order:
-        case JobOrder.CREATED:
-            return jobs.c.num
-        case JobOrder.UPDATED:
-            return jobs.c.updated_at
-        case JobOrder.NAME | JobOrder.STATE | JobOrder.PROJECT | JobOrder.USER | JobOrder.PRIORITY:
-            return jobs.c[order.value]
-        case JobOrder.GOODPUT:
-            return _number(tx, "goodput", "ratio")
-        case _:
-            return _number(tx, order.value)
-
-
-def _number(tx: Transaction, *path: str) -> ColumnElement[Any]:
-    """Selects a number of the status document."""
-    return json_number(tx, jobs.c.status, *path)
 
 
 def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
@@ -410,18 +392,20 @@ def known_fields(tx: Transaction, visible: Collection[str] | None) -> tuple[JobF
         JobField(name=".".join(path), kind=kind) for path, kind in setting_kinds().items() if path[0] not in FACTS
     ]
     keys = select(job_labels.c.key).join(jobs, jobs.c.num == job_labels.c.job_num).distinct()
-    labels = tx.execute(_of(visible, keys).order_by(job_labels.c.key).limit(_MOST_LABELS)).scalars()
-    metrics: dict[str, set[str]] = {"metric": set(), "val": set()}
-    newest = _of(visible, select(jobs.c.status)).order_by(jobs.c.num.desc()).limit(_NEWEST)
+    labels = tx.execute(_visible(keys, visible).order_by(job_labels.c.key).limit(_MOST_LABELS)).scalars()
+    metrics: dict[str, dict[str, Any]] = {"metric": {}, "val": {}}
+    newest = _visible(select(jobs.c.status), visible).order_by(jobs.c.num.desc()).limit(_NEWEST)
     for document in tx.execute(newest).scalars():
-        metrics["metric"] |= _names(document, "metrics")
-        metrics["val"] |= _names(document, "val_metrics")
+        status = fields_of(document)
+        metrics["metric"] |= status.get("metrics") or {}
+        metrics["val"] |= status.get("val_metrics") or {}
     return (
         *facts,
         *(
             JobField(name=f"{family}.{quoted(name)}", kind="number")
             for family in metrics
             for name in sorted(metrics[family])
+            if name and '"' not in name and "\\" not in name
         ),
         *(JobField(name=f"label.{name}", kind="label") for name in labels),
         *settings,
@@ -445,7 +429,7 @@ def read_views(tx: Transaction, visible: Collection[str] | None, project: str | 
         SavedView(
             project=row.project,
             name=row.name,
-            view=_view_of(row.document),
+            view=read_document(TableView, row.document, TableView()).value,
             saved_at=row.saved_at,
             saved_by=row.saved_by,
         )
@@ -468,24 +452,3 @@ def remove_view(tx: Transaction, project: str, name: str) -> None:
     """Raises ViewNotFound."""
     if not tx.execute(delete(job_views).where(job_views.c.project == project, job_views.c.name == name)).rowcount:
         raise ViewNotFound(project, name)
-
-
-def _of(visible: Collection[str] | None, query: Select[Any]) -> Select[Any]:
-    return query if visible is None else query.where(jobs.c.project.in_(sorted(visible)))
-
-
-def _names(document: str, key: str) -> set[str]:
-    try:
-        names = json.loads(document).get(key)
-    except (ValueError, AttributeError):
-        return set()
-    return (
-        {name for name in names if name and '"' not in name and "\\" not in name} if isinstance(names, dict) else set()
-    )
-
-
-def _view_of(document: str) -> TableView:
-    try:
-        return TableView.model_validate_json(document)
-    except ValidationError:
-        return TableView()
