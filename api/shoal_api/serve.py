@@ -27,7 +27,7 @@ from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import ConnectionLimits, Wire, make_server
 from shoal_api.stopping import SavingProgress, StopRequest
-from shoal_service.clock import SystemClock
+from shoal_service.clock import SystemClock, wait_for_any
 from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.isolation import Isolation, IsolationConfig, IsolationError, isolate
@@ -423,8 +423,7 @@ async def _start_cluster(
             return asyncio.create_task(_keep_alive(embedded))
         except Exception:
             _log.exception("cluster.start_failed")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), timeout=5.0)
+            await wait_for_any(SystemClock(), stop, timeout_s=5.0)
     if settings.ray_address is not None:
         _say(f"Ray: connecting to the cluster at {settings.ray_address}")
     elif settings.cluster:
@@ -456,10 +455,7 @@ async def _wait_until_joined(clusters: JoinedClusters, stop: asyncio.Event) -> N
     unwatch = clusters.watch(changed)
     while not is_connected() and not stop.is_set():
         joined.clear()
-        waits = [asyncio.create_task(event.wait()) for event in (joined, stop)]
-        await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        await wait_for_any(SystemClock(), joined, stop, timeout_s=1.0)
         with contextlib.suppress(StoreUnavailable):
             await asyncio.to_thread(clusters.refresh)
     unwatch()

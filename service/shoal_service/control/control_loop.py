@@ -487,9 +487,6 @@ class ControlLoop:
             probation.stop()
         self._errands.drop()
         self._moving.drop()
-        await self._drop_drivers()
-
-    async def _drop_drivers(self) -> None:
         tasks = [task for _, task in self._drivers.values()]
         self._drivers.clear()
         for task in tasks:

@@ -23,7 +23,7 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from shoal_service.clock import Clock
+from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable, OrderUnanswered, SupervisorGone, SupervisorUnavailable
 from shoal_service.clusters.wire import AttemptKey
 from shoal_service.control.config import ControlConfig
@@ -187,10 +187,8 @@ class Driver:
                     )
                     if answer is not None:
                         return answer.stacks
-                    try:
-                        await self._clock.wait_for(answered.wait(), min(left_s, _LOOK_S))
-                    except TimeoutError:
-                        pass  # another control plane may have taken the report
+                    # not for longer, because another control plane may have taken the report
+                    await wait_for_any(self._clock, answered, timeout_s=min(left_s, _LOOK_S))
         finally:
             if self._stacks is request:
                 self._stacks = None
@@ -329,10 +327,7 @@ class Driver:
                 overdue_s = silence.overdue_s()
                 if overdue_s is not None or self._could_not_be_created():
                     await self._look_into(overdue_s or 0.0)
-                try:
-                    await self._clock.wait_for(self._requested.wait(), _LOOK_S)
-                except TimeoutError:
-                    pass
+                await wait_for_any(self._clock, self._requested, timeout_s=_LOOK_S)
         finally:
             steering.cancel()
             await asyncio.gather(steering, return_exceptions=True)

@@ -92,11 +92,7 @@ class JobStorage:
             StorageAway: also while the content is read.
         """
         place = open_job_directory(self._root(job)).child(FOLDER).child(name_of(number))
-        try:
-            length = (await self.run(place.files)).get(name)
-        except FileNotFoundError:
-            return None
-        return None if length is None else (length, self._pieces(place, name, length))
+        return await self._opened(place, name)
 
     async def media(self, job: JobView, step: int | None, limit: int, *, is_spread: bool = False) -> MediaPage:
         """The records of a step, else the newest ones. Raises StorageAway."""
@@ -165,12 +161,15 @@ class JobStorage:
         file = next((output for output in merged(manifests) if output.name == name), None)
         if file is None:
             return None
-        place, content = storage.child(str(file.node)), file.file.content
+        return await self._opened(storage.child(str(file.node)), file.file.content)
+
+    async def _opened(self, place: Directory, name: str) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Length and content of a file; None if it is not there any more."""
         try:
-            length = (await self.run(place.files)).get(content)
+            length = (await self.run(place.files)).get(name)
         except FileNotFoundError:
             return None
-        return None if length is None else (length, self._pieces(place, content, length))
+        return None if length is None else (length, self._pieces(place, name, length))
 
     async def data_hash(self, job: JobView, name: CheckpointName) -> str:
         """Content hash of the data that a checkpoint was made with; empty if it says none, or cannot be read."""

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from shoal_service.clock import Clock
+from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.wire import UnusedPackages
 from shoal_service.control.job_storage import JobStorage, StorageAway
@@ -107,10 +107,7 @@ class RetentionCollector:
                 _log.warning("retention.round_failed", extra={"error": str(error)})
             except Exception:
                 _log.exception("retention.round_failed")
-            try:
-                await self._clock.wait_for(stop.wait(), _DELETIONS_S)
-            except TimeoutError:
-                pass
+            await wait_for_any(self._clock, stop, timeout_s=_DELETIONS_S)
 
     async def collect(self, *, dry_run: bool, within_s: float, limit: int) -> GcView:
         """Does one round for a user: up to that time, and that number of removals."""
@@ -210,7 +207,11 @@ class RetentionCollector:
                 self._tallies.removed(Kind.ARCHIVE, int(gone))
                 return int(gone)
             case Kind.AUDIT:
-                return await self._remove_audit(removal, now)
+                before = now - self._config.rules.audit_days * _DAY_S
+                remove_before = store.writing(access.remove_before)
+                return await self._remove_rows(
+                    Kind.AUDIT, lambda _: remove_before(before=before, reason=removal.reason, now=now)
+                )
             case Kind.PACKAGES:
                 assert self._packages is not None
                 node_id, _, name = removal.name.partition("/")
@@ -219,7 +220,10 @@ class RetentionCollector:
                 self._tallies.removed(Kind.PACKAGES, int(gone))
                 return 0
             case Kind.LOGS | Kind.SERIES | Kind.EVENTS:
-                return await self._remove_part(removal, now)
+                remove_part = partial(store.writing(job_deletion.remove_part), removal.job_id, removal.kind)
+                return await self._remove_rows(
+                    removal.kind, lambda total: remove_part(before=total, reason=removal.reason, now=now)
+                )
 
     async def _remove_checkpoint(self, removal: Removal, now: float) -> None:
         job = await asyncio.to_thread(self._store.get_job, removal.job_id)
@@ -233,23 +237,13 @@ class RetentionCollector:
         await asyncio.to_thread(note)
         self._tallies.removed(Kind.CHECKPOINT)
 
-    async def _remove_audit(self, removal: Removal, now: float) -> int:
-        total, before = 0, now - self._config.rules.audit_days * _DAY_S
-        remove = partial(self._store.writing(access.remove_before), before=before, reason=removal.reason, now=now)
-        while removed := await asyncio.to_thread(remove):
-            total += removed
-            self._tallies.removed(Kind.AUDIT, removed)
-            await asyncio.sleep(0)
-        return total
-
-    async def _remove_part(self, removal: Removal, now: float) -> int:
+    async def _remove_rows(self, kind: Kind, remove: Callable[[int], int]) -> int:
+        """Removes rows batch by batch, so that other writes come in between. `remove`: is given the number of rows that
+        are removed so far, and returns that of the next batch; 0: there are none left."""
         total = 0
-        remove = partial(
-            self._store.writing(job_deletion.remove_part), removal.job_id, removal.kind, reason=removal.reason, now=now
-        )
-        while removed := await asyncio.to_thread(remove, before=total):
+        while removed := await asyncio.to_thread(remove, total):
             total += removed
-            self._tallies.removed(removal.kind, removed)
+            self._tallies.removed(kind, removed)
             await asyncio.sleep(0)
         return total
 
