@@ -118,13 +118,13 @@ def answer(
         SpecError: the spec or the request is not valid, or the spec has a script, for which nothing is planned.
     """
     if (request.workers is None) == (request.gpus is None):
-        raise _problem("", "Give exactly one of workers and gpus.")
+        raise SpecError.at("", "Give exactly one of workers and gpus.")
     if request.gpu is not None and request.gpus is None:
-        raise _problem("gpu", f"gpu {request.gpu!r} needs gpus, the number of them.")
+        raise SpecError.at("gpu", f"gpu {request.gpu!r} needs gpus, the number of them.")
     world_size = request.workers or request.gpus or 1
     room = sum(size for rack in request.racks for size in rack)
     if request.racks and room < world_size:
-        raise _problem(
+        raise SpecError.at(
             "racks", f"racks have room for {count_text(room, 'worker')}, of {world_size} that the plan is for."
         )
     spec = _spec(request.spec, world_size)
@@ -134,14 +134,14 @@ def answer(
             f"{spec.program.words} is a {kind}, which splits its own work: every worker runs it, and there is no "
             "layout to choose. Set elasticity.min_workers and max_workers."
         )
-        raise _problem(kind, message)
+        raise SpecError.at(kind, message)
     if request.gpus is not None:
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
     profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)
     degrees = _degrees(request.compare) if request.compare else None
     ranking = rank(spec, world_size, profile, request.top, request.racks, degrees)
     if degrees is not None and ranking.predictions and ranking.compared is None:
-        raise _problem(
+        raise SpecError.at(
             "compare", f"compare {request.compare!r} is no legal layout of {count_text(world_size, 'rank')}."
         )
     if ranking.predictions:
@@ -195,7 +195,9 @@ def _degrees(text: str) -> dict[str, int]:
         axis = _AXES_BY_NAME.get(match[1]) if match else None
         if match is None or axis is None:
             known = ", ".join(_AXES_BY_NAME)
-            raise _problem("compare", f"compare {text!r}: {part!r} is no degree. Write tp8 pp2; the axes are {known}.")
+            raise SpecError.at(
+                "compare", f"compare {text!r}: {part!r} is no degree. Write tp8 pp2; the axes are {known}."
+            )
         degrees[axis] = int(match[2])
     return degrees
 
@@ -216,12 +218,8 @@ def _profile(has_gpu: bool, name: str | None, profiles: Mapping[str, HardwarePro
         measured = measured_profile(profiles.values(), has_gpu=has_gpu)
         desired = measured.name if measured is not None else desired
     if desired not in profiles:
-        raise _problem("gpu", f"gpu {desired!r} has no profile; there are: {', '.join(sorted(profiles))}.")
+        raise SpecError.at("gpu", f"gpu {desired!r} has no profile; there are: {', '.join(sorted(profiles))}.")
     return profiles[desired]
-
-
-def _problem(path: str, message: str) -> SpecError:
-    return SpecError((SpecProblem(path=path, message=message),))
 
 
 class _Question(Frozen):

@@ -260,4 +260,4 @@ def _too_deep() -> SpecError:
 
 
 def _error(message: str, place: Link | None = None) -> SpecError:
-    return SpecError((SpecProblem(path=path_of(place), message=message),))
+    return SpecError.at(path_of(place), message)

@@ -209,7 +209,7 @@ def _checked(store: Store, spec: JobSpec, now: float, surroundings: Surroundings
     _check_origin(store, spec, surroundings.places)
     too_large = refusal(spec)
     if too_large:
-        raise SpecError((SpecProblem(path="model", message=too_large),))
+        raise SpecError.at("model", too_large)
     deadline = check_deadline(spec, surroundings.profiles, now)
     room = [(node.cpus, node.gpus) for node in surroundings.nodes if node.alive]
     memory = [(node.cpus, node.gpus, node.memory_gib) for node in surroundings.nodes if node.alive and node.memory_gib]
@@ -229,8 +229,10 @@ def _check_origin(store: Store, spec: JobSpec, places: AllowedPlaces) -> None:
     except JobNotFound:
         return  # the store says so, with the way out
     if url is not None and (text := places.refusal(url, os.path.realpath)):
-        message = f"continue_from.job {spec.continue_from.job}: its checkpoints are at {url!r}, and {text}."
-        raise SpecError((SpecProblem(path="continue_from.job", message=message),))
+        raise SpecError.at(
+            "continue_from.job",
+            f"continue_from.job {spec.continue_from.job}: its checkpoints are at {url!r}, and {text}.",
+        )
 
 
 def _require_code(store: Store, sha256: str) -> None:
@@ -251,7 +253,7 @@ def _packed(spec: JobSpec) -> CodeArchive | None:
     try:
         return pack(spec.code.working_dir)
     except CodeArchiveError as error:
-        raise SpecError((SpecProblem(path="code.working_dir", message=str(error)),)) from error
+        raise SpecError.at("code.working_dir", str(error)) from error
 
 
 def _with_archive(spec: JobSpec, archive: CodeArchive) -> JobSpec:
@@ -267,8 +269,9 @@ def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: floa
     if spec.finish_by is None:
         return ""
     if spec.finish_by <= now:
-        message = f"finish_by was {duration(now - spec.finish_by)} ago. Set a later time, or leave it out."
-        raise SpecError((SpecProblem(path="finish_by", message=message),))
+        raise SpecError.at(
+            "finish_by", f"finish_by was {duration(now - spec.finish_by)} ago. Set a later time, or leave it out."
+        )
     profile = measured_profile(profiles, has_gpu=spec.worker.gpus > 0)
     if spec.stop is None:
         return ""  # a script: neither its end nor its speed is known

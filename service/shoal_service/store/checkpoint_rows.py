@@ -31,7 +31,7 @@ from shoal_service.store.records import JobRecord, load, load_spec, num_of, pins
 from shoal_service.store.tables import checkpoints, jobs, model_versions
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract import CheckpointName, ContinueFrom, JobSpec, JobState
-from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
+from shoal_workers.contract.checks.spec_errors import SpecError
 
 FILES = "files"
 """What a script holds of another one, in the place of a checkpoint's name: all that it has left."""
@@ -145,7 +145,7 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
     if wanted is None:
         return spec
     if tx.execute(select(jobs.c.deleting).where(jobs.c.id == wanted.job)).scalar_one_or_none():
-        raise _refused("continue_from.job", f"continue_from.job: job {wanted.job} is being deleted.")
+        raise SpecError.at("continue_from.job", f"continue_from.job: job {wanted.job} is being deleted.")
     if spec.script is not None:
         return spec.model_copy(update={"continue_from": _files_of(tx, wanted)})
     try:
@@ -155,7 +155,7 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
             if checkpoint.state is CheckpointState.COMMITTED
         ]
     except JobNotFound as error:
-        raise _refused("continue_from.job", f"continue_from.job: {error}") from None
+        raise SpecError.at("continue_from.job", f"continue_from.job: {error}") from None
     by_name = {
         CheckpointName(checkpoint.step, checkpoint.attempt, checkpoint.generation): checkpoint
         for checkpoint in committed
@@ -163,7 +163,7 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
     try:
         chosen = choose(wanted, by_name, spec.stop)
     except NoSuchCheckpoint as error:
-        raise _refused("continue_from", error.message) from None
+        raise SpecError.at("continue_from", error.message) from None
     update = {"step": chosen.step, "checkpoint": str(chosen), "url": by_name[chosen].url}
     return spec.model_copy(update={"continue_from": wanted.model_copy(update=update)})
 
@@ -173,20 +173,20 @@ def _files_of(tx: Transaction, wanted: ContinueFrom) -> ContinueFrom:
     try:
         job = load(tx, wanted.job)
     except JobNotFound as error:
-        raise _refused("continue_from.job", f"continue_from.job: {error}") from None
+        raise SpecError.at("continue_from.job", f"continue_from.job: {error}") from None
     spec = load_spec(tx, job.num, job.spec_version)
     if spec.script is None:
         message = (
             f"continue_from.job {wanted.job} is no script: its checkpoints are Shoal's, which a script cannot read. Go "
             "on with a job of the same kind, or give the script the file of `shoal export` in script.args."
         )
-        raise _refused("continue_from.job", message)
+        raise SpecError.at("continue_from.job", message)
     if wanted.step is not None:
         message = (
             f"continue_from.step {wanted.step}: a script decides itself which of its files it loads. Leave the step "
             "out (--from JOB), and choose by script.args."
         )
-        raise _refused("continue_from.step", message)
+        raise SpecError.at("continue_from.step", message)
     url = spec.checkpoint.url
     return wanted.model_copy(update={"checkpoint": None, "url": url and f"{url.rstrip('/')}/{wanted.job}"})
 
@@ -278,10 +278,6 @@ def _store(tx: Transaction, job: JobRecord, view: CheckpointView) -> CheckpointV
     )
     tx.execute(update(checkpoints).where(*key).values(row))
     return view
-
-
-def _refused(path: str, message: str) -> SpecError:
-    return SpecError((SpecProblem(path=path, message=message),))
 
 
 def _marks(

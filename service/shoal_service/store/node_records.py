@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, Table, delete, select, update
 
 from shoal_service.core.events import JobEvent, NodeCleared, NodeCordoned
 from shoal_service.core.nodes import Cordon, Drain, DrainSource
@@ -73,7 +73,11 @@ def request_drain(
 
 def undo_drain(tx: Transaction, node_id: str) -> bool:
     """Undoes `request_drain`. False: the node was not drained."""
-    undone = tx.execute(delete(node_drains).where(node_drains.c.node_id == node_id)).rowcount > 0
+    return _undo(tx, node_drains, node_id)
+
+
+def _undo(tx: Transaction, table: Table, node_id: str) -> bool:
+    undone = tx.execute(delete(table).where(table.c.node_id == node_id)).rowcount > 0
     if undone:
         tx.publish(f"node {node_id}", is_request=True)
     return undone
@@ -162,10 +166,7 @@ def cordon(tx: Transaction, node_id: str, *, reason: str, now: float) -> None:
 
 def uncordon(tx: Transaction, node_id: str) -> bool:
     """Undoes `cordon`. False: the node was not cordoned."""
-    undone = tx.execute(delete(node_cordons).where(node_cordons.c.node_id == node_id)).rowcount > 0
-    if undone:
-        tx.publish(f"node {node_id}", is_request=True)
-    return undone
+    return _undo(tx, node_cordons, node_id)
 
 
 def cordons(tx: Transaction) -> dict[str, Cordon]:

@@ -51,7 +51,7 @@ from shoal_service.store.records import (
 from shoal_service.store.tables import events, job_labels, job_specs, jobs
 from shoal_service.views import CheckpointState, DataPatch, JobPatch, JobStatus, JobView, WorkerPatch
 from shoal_workers.contract import SWEEP_LABEL, JobSpec, JobState, StopSpec, earliest_step, planned, weight_changes_of
-from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.text_data import TEXT_TASKS
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -163,9 +163,7 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
     after = _apply_patch(before, changes)
     archives.require_changeable(job, before, after)
     if after != before:
-        version = job.spec_version + 1
-        row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
-        tx.execute(_INSERT_SPEC, row)
+        version = _accept(tx, job, after, now)
         _replace_labels(tx, job.num, before.labels, after.labels)
         edit = JobEdit(tx, job, now)
         if job.state is JobState.QUEUED:
@@ -181,6 +179,14 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
         edit.save()
     tx.publish(job_id, is_request=True)
     return load_view(tx, job_id)
+
+
+def _accept(tx: Transaction, job: JobRecord, spec: JobSpec, now: float) -> int:
+    """Insert the next version of the spec, and return its number."""
+    version = job.spec_version + 1
+    row = {"job_num": job.num, "version": version, "accepted_at": now, "document": spec.model_dump_json()}
+    tx.execute(_INSERT_SPEC, row)
+    return version
 
 
 def request(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> JobView:
@@ -246,9 +252,7 @@ def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
     spec = _read_spec(tx, job, "go on")
     answer = _require_possible(job, extension(_describe_training(tx, job, spec), steps))
     after = spec.model_copy(update={"stop": StopSpec(steps=steps)})
-    version = job.spec_version + 1
-    row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
-    tx.execute(_INSERT_SPEC, row)
+    version = _accept(tx, job, after, now)
     edit = JobEdit(tx, job, now)
     edit.set(spec_version=version)
     event = JobExtended(spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens, **access.by())
@@ -328,8 +332,7 @@ def _event_fields(changes: JobPatch) -> dict[str, Any]:
 def _plan_weights(job: JobRecord, spec: JobSpec, data_patch: DataPatch, now: float) -> DataPatch:
     """Choose the step from which the new weights count. Raises SpecError: the step may have begun; no mixture."""
     if spec.program is not None or spec.task not in TEXT_TASKS or not spec.data.get("sources"):
-        message = "the job has no data.sources, and only the weights of a mixture change"
-        raise SpecError((SpecProblem(path="data.weights", message=message),))
+        raise SpecError.at("data.weights", "the job has no data.sources, and only the weights of a mixture change")
     status = job.status
     is_training = job.state in ATTEMPT_STATES
     age_s = now - status.step_at if status.step_at is not None else 0.0
@@ -344,7 +347,7 @@ def _plan_weights(job: JobRecord, spec: JobSpec, data_patch: DataPatch, now: flo
             else f"data.at_step is {data_patch.at_step}, and the job has completed step {status.step}. Name a later "
             "step, or leave it out."
         )
-        raise SpecError((SpecProblem(path="data.at_step", message=message),))
+        raise SpecError.at("data.at_step", message)
     return DataPatch(weights=data_patch.weights, at_step=changes[-1].at_step)
 
 
@@ -398,8 +401,10 @@ def merged_labels(before: Mapping[str, str], changes: Mapping[str, str | None]) 
 def _require_label_of_sweep(spec: JobSpec, changes: Mapping[str, str | None]) -> None:
     """Refuse to remove the label that marks the jobs of a sweep. Raises SpecError."""
     if spec.sweep is not None and changes.get(SWEEP_LABEL, spec.sweep.name) is None:
-        message = f"labels.{SWEEP_LABEL} is set from sweep.name, which is {spec.sweep.name!r}: it cannot be removed."
-        raise SpecError((SpecProblem(path=f"labels.{SWEEP_LABEL}", message=message),))
+        raise SpecError.at(
+            f"labels.{SWEEP_LABEL}",
+            f"labels.{SWEEP_LABEL} is set from sweep.name, which is {spec.sweep.name!r}: it cannot be removed.",
+        )
 
 
 def _replace_labels(tx: Transaction, job_num: int, before: Mapping[str, str], after: Mapping[str, str]) -> None:

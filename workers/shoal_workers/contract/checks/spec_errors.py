@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
@@ -50,6 +50,11 @@ class SpecError(ValueError):
     def __init__(self, problems: tuple[SpecProblem, ...]) -> None:
         super().__init__(problems)
         self.problems = problems
+
+    @classmethod
+    def at(cls, path: str, message: str) -> Self:
+        """Make the error of one problem, whose key has this dotted path."""
+        return cls((SpecProblem(path=path, message=message),))
 
     def __str__(self) -> str:
         """One line per problem. The key's path is left out if the message begins with it."""
