@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events import GenerationFormed
+from shoal_service.core.parity import Parity
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import EventView, IncidentView
 from shoal_workers.contract import JobState
@@ -97,7 +98,7 @@ def _verdict(outcome: DemoOutcome, broken: Sequence[str], tolerance: float) -> T
         return Text("\n".join(f"✗ {line}" for line in broken), style="bold red")
     diff = outcome.comparison.max_abs_diff
     return Text(
-        f"✓ the same model: the losses of {count_text(outcome.comparison.num_steps, 'step')} differ "
+        f"✓ the same model: the losses of {count_text(outcome.comparison.steps_compared, 'step')} differ "
         f"by at most {diff:.1e} "
         f"(allowed: {tolerance:g})",
         style="bold green",
@@ -176,19 +177,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class LossComparison:
-    """The losses of two runs, compared step by step."""
-
-    num_steps: int
-    """Steps that both runs have."""
-    missing: tuple[int, ...]
-    """Steps that only one of the runs has."""
-    max_abs_diff: float | None
-    """None if the runs have no step in common or a loss is not finite."""
-    worst_step: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class DemoOutcome:
     """The last line of `shoal demo --json`, and the numbers behind the table."""
 
@@ -200,11 +188,12 @@ class DemoOutcome:
     survivors: tuple[int, ...]
     """Pids of the workers that trained before the kill and in the smaller group after it."""
     incidents: tuple[IncidentView, ...]
-    comparison: LossComparison
+    comparison: Parity
     val_bits_per_byte: float | None
     tokens_per_s: float | None
 
     def document(self) -> dict[str, Any]:
+        diff = self.comparison.max_abs_diff
         return {
             "state": str(self.state),
             "steps": self.steps,
@@ -212,7 +201,7 @@ class DemoOutcome:
             "layouts": list(self.layouts),
             "surviving_pids": list(self.survivors),
             "incidents": [_incident(incident) for incident in self.incidents],
-            "max_abs_loss_diff": self.comparison.max_abs_diff,
+            "max_abs_loss_diff": None if diff is None or not math.isfinite(diff) else diff,
             "val_bits_per_byte": self.val_bits_per_byte,
             "tokens_per_s": self.tokens_per_s,
         }
@@ -236,30 +225,20 @@ def failed_checks(
         )
     if not outcome.incidents:
         broken.append("no incident was recorded although a worker was killed")
-    diff = outcome.comparison.max_abs_diff
-    if outcome.comparison.missing:
-        steps = ", ".join(str(step) for step in outcome.comparison.missing[:5])
-        broken.append(f"only one of the runs has {count_text(len(outcome.comparison.missing), 'step')}: {steps} ...")
+    compared, diff = outcome.comparison, outcome.comparison.max_abs_diff
+    if unmatched := compared.steps_only_in_job + compared.steps_only_in_against:
+        broken.append(f"only one of the runs has {count_text(unmatched, 'step')}")
     if diff is None:
-        broken.append("the losses of the two runs cannot be compared")
+        broken.append("the two runs have no step in common")
     elif not diff <= tolerance:
         broken.append(
-            f"the losses differ by {diff:.3g} at step {outcome.comparison.worst_step}; at most {tolerance:g} is allowed"
+            f"the losses differ by {diff:.3g} at step {compared.max_abs_diff_step}; at most {tolerance:g} is allowed"
         )
     return tuple(broken)
 
 
-def compare_losses(disturbed: Iterable[SeriesPoint], undisturbed: Iterable[SeriesPoint]) -> LossComparison:
-    """Return the largest absolute difference of the losses over the steps that both runs have."""
-    ours = {point.step: point.loss for point in disturbed}
-    theirs = {point.step: point.loss for point in undisturbed}
-    common = sorted(ours.keys() & theirs.keys())
-    missing = tuple(sorted(ours.keys() ^ theirs.keys()))
-    diffs = {step: abs(ours[step] - theirs[step]) for step in common}
-    if not diffs or not all(math.isfinite(diff) for diff in diffs.values()):
-        return LossComparison(len(common), missing, None, None)
-    worst = max(diffs, key=lambda step: (diffs[step], -step))
-    return LossComparison(len(common), missing, diffs[worst], worst)
+def losses(run: Run) -> Iterator[tuple[int, float]]:
+    return ((point.step, point.loss) for point in run.series)
 
 
 def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:

@@ -31,9 +31,9 @@ from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_rea
 from shoal_api.demo.report import (
     DemoOutcome,
     Run,
-    compare_losses,
     failed_checks,
     layouts,
+    losses,
     mean_tokens_per_s,
     report,
     tokens_per_step,
@@ -41,6 +41,7 @@ from shoal_api.demo.report import (
     world_sizes,
 )
 from shoal_service.core.access import ADMIN_TOKEN_FILE
+from shoal_service.core.parity import compare
 from shoal_service.core.quantities import count_text
 from shoal_service.views import CheckpointState, JobPatch, JobView
 from shoal_workers.contract import StopSpec
@@ -186,7 +187,7 @@ def _show(output: Output, server: ServerProcess, at: _Address, script: Script) -
             layouts=layouts(client.events(disturbed.id)),
             survivors=killer.survivors,
             incidents=with_detection(client.incidents(disturbed.id), killer.killed_at),
-            comparison=compare_losses(runs[0].series, runs[1].series),
+            comparison=compare(*map(losses, runs), tolerance=TOLERANCE),
             val_bits_per_byte=disturbed.status.val_bits_per_byte,
             tokens_per_s=runs[0].tokens_per_s,
         )

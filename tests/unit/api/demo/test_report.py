@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import pytest
 import yaml
 from rich.console import Console
 
@@ -12,9 +13,9 @@ from kit.views import series_point
 from shoal_api.demo.report import (
     DemoOutcome,
     Run,
-    compare_losses,
     contains_in_order,
     failed_checks,
+    losses,
     mean_tokens_per_s,
     report,
     world_sizes,
@@ -22,6 +23,7 @@ from shoal_api.demo.report import (
 from shoal_api.demo.show import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
+from shoal_service.core.parity import compare
 from shoal_service.views import EventView, IncidentView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -41,7 +43,7 @@ def shown(incident: IncidentView, broken: tuple[str, ...] = ()) -> str:
         layouts=("pp2", "fsdp3", "pp2"),
         survivors=(11, 12, 13),
         incidents=(incident,),
-        comparison=compare_losses(disturbed.series, undisturbed.series),
+        comparison=compare(losses(disturbed), losses(undisturbed), tolerance=1e-4),
         val_bits_per_byte=2.5,
         tokens_per_s=1000.0,
     )
@@ -91,7 +93,7 @@ def outcome(incident: IncidentView, **changes: object) -> DemoOutcome:
         "layouts": ("pp2 x tp2", "fsdp3", "pp2 x tp2"),
         "survivors": (11, 12, 13),
         "incidents": (incident,),
-        "comparison": compare_losses([point(1, 1.0), point(2, 0.5)], [point(1, 1.0), point(2, 0.5)]),
+        "comparison": compare([(1, 1.0), (2, 0.5)], [(1, 1.0), (2, 0.5)], tolerance=1e-4),
         "val_bits_per_byte": 2.5,
         "tokens_per_s": 100.0,
     }
@@ -108,21 +110,20 @@ def test_a_subsequence_may_have_gaps_but_keeps_its_order() -> None:
     assert not contains_in_order((3, 4), (4, 3, 4))
 
 
-def test_the_comparison_finds_the_worst_step() -> None:
-    compared = compare_losses([point(1, 1.0), point(2, 0.5)], [point(1, 1.0), point(2, 0.25)])
-    assert (compared.max_abs_diff, compared.worst_step, compared.missing) == (0.25, 2, ())
-
-
-def test_a_step_that_only_one_run_has_fails_the_demo(incident: IncidentView) -> None:
-    compared = compare_losses([point(1, 1.0)], [point(1, 1.0), point(2, 0.5)])
-    assert compared.missing == (2,)
-    assert failed_checks(outcome(incident, comparison=compared), workers=4, tolerance=1e-4)
-
-
-def test_a_loss_that_is_not_finite_cannot_be_compared(incident: IncidentView) -> None:
-    compared = compare_losses([point(1, math.nan)], [point(1, 1.0)])
-    assert compared.max_abs_diff is None
-    assert failed_checks(outcome(incident, comparison=compared), workers=4, tolerance=1e-4)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ([(1, 1.0), (2, 0.25)], "the losses differ by 0.25 at step 2"),
+        ([(1, 1.0), (2, math.nan)], "the losses differ by inf at step 2"),
+        ([(1, 1.0)], "only one of the runs has 1 step"),
+        ([(3, 1.0)], "the two runs have no step in common"),
+    ],
+)
+def test_other_losses_fail_the_demo(incident: IncidentView, other: list[tuple[int, float]], message: str) -> None:
+    compared = compare([(1, 1.0), (2, 0.5)], other, tolerance=1e-4)
+    failed = outcome(incident, comparison=compared)
+    assert any(message in line for line in failed_checks(failed, workers=4, tolerance=1e-4))
+    json.dumps(failed.document(), allow_nan=False)
 
 
 def test_a_run_that_meets_every_check_passes(incident: IncidentView) -> None:
