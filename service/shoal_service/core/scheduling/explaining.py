@@ -315,28 +315,18 @@ class _Words:
 
 
 def _holders_of(plan: Plan, share: Share | None, user: str, sweep: tuple[str, str] | None) -> tuple[str, ...]:
+    """Running jobs that count for the limit: of a project and those below it, of a sweep, or of a user."""
+    granted = (entry for entry in (*plan.running, *plan.queued) if entry.target)
     if share is not None:
-        return _jobs_of(plan, share)
-    if sweep is not None:
-        return _jobs_of_sweep(plan, *sweep)
-    return _jobs_of_user(plan, user) if user else ()
-
-
-def _jobs_of(plan: Plan, share: Share) -> tuple[str, ...]:
-    """Running jobs of a project and of those below it."""
-    inside = (entry.job.job_id for entry in (*plan.running, *plan.queued) if entry.target and share in entry.share.path)
-    return tuple(islice(inside, MAX_HOLDERS))
-
-
-def _jobs_of_sweep(plan: Plan, project: str, sweep: str) -> tuple[str, ...]:
-    entries = (entry for entry in (*plan.leaving, *plan.running, *plan.queued) if entry.charged)
-    inside = (entry.job.job_id for entry in entries if (entry.job.project, entry.job.sweep) == (project, sweep))
-    return tuple(islice(inside, MAX_HOLDERS))
-
-
-def _jobs_of_user(plan: Plan, user: str) -> tuple[str, ...]:
-    inside = (entry.job.job_id for entry in (*plan.running, *plan.queued) if entry.target and entry.job.user == user)
-    return tuple(islice(inside, MAX_HOLDERS))
+        counted = (entry for entry in granted if share in entry.share.path)
+    elif sweep is not None:
+        charged = (entry for entry in (*plan.leaving, *plan.running, *plan.queued) if entry.charged)
+        counted = (entry for entry in charged if (entry.job.project, entry.job.sweep) == sweep)
+    elif user:
+        counted = (entry for entry in granted if entry.job.user == user)
+    else:
+        return ()
+    return tuple(entry.job.job_id for entry in islice(counted, MAX_HOLDERS))
 
 
 def _behind_words(entry: Entry, behind: str, where: str) -> str:
