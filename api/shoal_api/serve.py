@@ -30,7 +30,7 @@ from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock, wait_for_any
 from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
-from shoal_service.cluster.isolation import Isolation, IsolationConfig, IsolationError, isolate
+from shoal_service.cluster.isolation import Isolation, IsolationConfig, isolate
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.clusters.wire import DEFAULT_CLUSTER, GatewayConfig
 from shoal_service.collector import OF_CONTROL_PLANE, collect_rarely
@@ -44,7 +44,6 @@ from shoal_service.control.ownership import own_name
 from shoal_service.control.planning import load_profiles, planning_profile
 from shoal_service.control.retention import NodePackages, RetentionCollector, RetentionConfig
 from shoal_service.control.token_files import (
-    ClusterTokenError,
     ensure_admin_token,
     ensure_cluster_token,
     register_cluster_token,
@@ -54,7 +53,7 @@ from shoal_service.core.access import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
 from shoal_service.process_memory import hide_process
-from shoal_service.settings import SECRETS_DIR, Settings, SettingsError, is_loopback, take_webhook_secrets
+from shoal_service.settings import SECRETS_DIR, Settings, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
 from shoal_service.store import Store, StoreUnavailable, cluster_links
 from shoal_service.telemetry.exposition import Exposition, Sources
@@ -110,7 +109,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     embedded = None if settings.ray_address or settings.cluster else _make_embedded(settings, isolation)
     store = await asyncio.to_thread(Store.open, settings.database_url)
     ensure_admin_token(store, settings.state_dir, now=time.time())
-    _register_token(store, settings)
+    if settings.cluster_token_file is not None:
+        register_cluster_token(store, settings.cluster_token_file, settings.cluster, now=time.time())
     if settings.cluster and settings.home_url:
         _log.warning("home.ignored", extra={"reason": _HOME_URL_IGNORED.format(url=settings.home_url)})
     exposure = _EXPOSURE.format(state_dir=settings.state_dir) if embedded is not None and isolation is None else ""
@@ -286,10 +286,7 @@ def _isolate(settings: Settings) -> Isolation:
         checkpoints=None if "://" in url else Path(url),
         secrets={name: Path(path) for name, path in secrets.items() if path},
     )
-    try:
-        return isolate(config)
-    except IsolationError as error:
-        raise SettingsError(str(error)) from None
+    return isolate(config)
 
 
 def _database_file(settings: Settings) -> str:
@@ -302,10 +299,7 @@ def _make_embedded(settings: Settings, isolation: Isolation | None) -> EmbeddedC
     machine = hardware.find(os.environ)
     cpus = settings.num_cpus or machine.cpus
     gpus = machine.gpus if settings.num_gpus is None else settings.num_gpus
-    try:
-        hardware.require_cpus(settings.nodes, cpus, found=settings.num_cpus is None)
-    except hardware.TooManyNodes as error:
-        raise SettingsError(str(error)) from None
+    hardware.require_cpus(settings.nodes, cpus, found=settings.num_cpus is None)
     _say(f"cluster: {count_text(settings.nodes, 'node')}, {count_text(cpus, 'CPU')}, {count_text(gpus, 'GPU')}")
     return EmbeddedCluster(
         Path(settings.state_dir),
@@ -316,15 +310,6 @@ def _make_embedded(settings: Settings, isolation: Isolation | None) -> EmbeddedC
         account=isolation.workers if isolation is not None else None,
         say=_say,
     )
-
-
-def _register_token(store: Store, settings: Settings) -> None:
-    if settings.cluster_token_file is None:
-        return
-    try:
-        register_cluster_token(store, settings.cluster_token_file, settings.cluster, now=time.time())
-    except ClusterTokenError as error:
-        raise SettingsError(str(error)) from None
 
 
 def _describe_isolation(isolation: Isolation) -> str:

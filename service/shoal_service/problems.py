@@ -10,6 +10,8 @@ and meaning.
 
 The API answers a `ServiceError` with a problem document (RFC 9457), whose detail is the text of the error. `/problems`
 and the OpenAPI document list the kinds of all subclasses. Any other exception is answered with 500.
+
+`SettingsError` is for who starts a process of the service, and is no answer of the API.
 """
 
 from __future__ import annotations
@@ -77,3 +79,10 @@ def problem_kinds(base: type[ServiceError] = ServiceError) -> dict[str, ProblemK
         if "kind" in vars(error):
             kinds[error.kind.code] = error.kind
     return dict(sorted(kinds.items()))
+
+
+class SettingsError(ValueError):
+    """Settings that cannot work, or do not fit this machine; the message names each one and its value, and what to
+    do."""
+
+    code = "invalid_settings"

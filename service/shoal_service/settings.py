@@ -20,6 +20,7 @@ from shoal_service.core.attempt.state import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
 from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, LEAST_AUDIT_DAYS, RetentionRules
 from shoal_service.core.webhooks import ANY, ServiceWebhook, WebhookRules, unknown_patterns
+from shoal_service.problems import SettingsError
 from shoal_workers.contract import (
     CLUSTER_PATTERN,
     SECRET_VARIABLE,
@@ -36,12 +37,6 @@ SECRETS_DIR = "SHOAL_SECRETS_DIR"
 SHOAL_DATABASE_URL. A variable of the environment takes precedence over a file."""
 _MIN_LEASE_TTL_S = 3.0
 """The control loop makes a pass every second and renews after a third of the time to live, so one pass may be late."""
-
-
-class SettingsError(ValueError):
-    """Settings that cannot work; the message names each one and its value."""
-
-    code = "invalid_settings"
 
 
 class Settings(BaseSettings):

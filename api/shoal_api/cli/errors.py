@@ -84,7 +84,7 @@ def explain(error: Exception, url: str) -> CliError | None:
     """Return the error for people; None if the error is unexpected, which is a bug in Shoal."""
     from shoal_api.client import ApiError, Disconnected, UntrustedServer
     from shoal_service.control.code_archive import CodeArchiveError
-    from shoal_service.settings import SettingsError
+    from shoal_service.problems import SettingsError
     from shoal_service.state_lock import StateDirectoryInUse
     from shoal_service.store import StoreUnavailable
     from shoal_service.store.errors import BackupError

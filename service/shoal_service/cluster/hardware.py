@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal_service.problems import SettingsError
 from shoal_workers.machine_limits import MOUNT, PROC, allowed_cores
 
 _GPU = re.compile(r"nvidia\d+")
@@ -21,30 +22,19 @@ class Hardware:
     gpus: int
 
 
-class TooManyNodes(ValueError):
-    """There are more Ray nodes than CPUs."""
-
-    def __init__(self, nodes: int, cpus: int, *, found: bool) -> None:
-        super().__init__(nodes, cpus)
-        self.nodes, self.cpus, self.found = nodes, cpus, found
-
-    def __str__(self) -> str:
-        where = "this machine has" if self.found else "--num-cpus gives"
-        return (
-            f"--nodes {self.nodes} needs a CPU for each node, and {where} {self.cpus}. Use at most {self.cpus} nodes, "
-            f"or --num-cpus {self.nodes}: the scheduler counts CPUs, and may count more than the machine has."
-        )
-
-
 def find(environment: Mapping[str, str], dev: Path = Path("/dev"), proc: Path = PROC, mount: Path = MOUNT) -> Hardware:
     return Hardware(cpus=allowed_cores(proc, mount), gpus=_gpus(environment, dev))
 
 
 def require_cpus(nodes: int, cpus: int, *, found: bool) -> None:
-    """Checks that there is a CPU for each node. Raises TooManyNodes. `found`: the CPUs were found on this machine, not
+    """Checks that there is a CPU for each node. Raises SettingsError. `found`: the CPUs were found on this machine, not
     set."""
     if nodes > cpus:
-        raise TooManyNodes(nodes, cpus, found=found)
+        where = "this machine has" if found else "--num-cpus gives"
+        raise SettingsError(
+            f"--nodes {nodes} needs a CPU for each node, and {where} {cpus}. Use at most {cpus} nodes, or --num-cpus "
+            f"{nodes}: the scheduler counts CPUs, and may count more than the machine has."
+        )
 
 
 def _gpus(environment: Mapping[str, str], dev: Path) -> int:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal_service.problems import SettingsError
+
 _UMASK = 0o007
 """Ray's sockets get the mode 0770: the gateway is in their group."""
 _LOOK_S = 60.0
@@ -49,12 +51,6 @@ _OTHERWISE = (
     "Or leave isolate out, for people who trust each other; or run a Ray cluster as another user or on other machines, "
     "and let it join: shoal serve --cluster NAME, and there shoal join (docs/install.md)."
 )
-
-
-class IsolationError(ValueError):
-    """The accounts of `isolate` cannot be used; the message names the setting and says what to do."""
-
-    code = "invalid_isolation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +111,19 @@ def isolate(config: IsolationConfig) -> Isolation:
     """Makes the directories of the accounts, and lets processes of theirs look at what is open to them.
 
     Raises:
-        IsolationError
+        SettingsError
     """
     if sys.platform != "linux":
-        raise IsolationError(f"isolate needs Linux, and this is {sys.platform}. {_OTHERWISE}")
+        raise SettingsError(f"isolate needs Linux, and this is {sys.platform}. {_OTHERWISE}")
     if os.geteuid() != 0:
-        raise IsolationError(
+        raise SettingsError(
             f"isolate: only root starts processes of other users, and this is user {os.geteuid()}. Start the server as "
             f"root. {_OTHERWISE}"
         )
     workers = account("isolate_user", config.user, config.home)
     gateway = account("isolate_gateway_user", config.gateway_user, Path("/"), groups=(workers.gid,))
     if workers.uid == gateway.uid:
-        raise IsolationError(
+        raise SettingsError(
             f"isolate_user {config.user!r} and isolate_gateway_user {config.gateway_user!r} are the same user, and job "
             "code could become the gateway. Give two users."
         )
@@ -135,7 +131,7 @@ def isolate(config: IsolationConfig) -> Isolation:
     needed = {"isolate_dir": config.home}
     if config.checkpoints is not None:
         if config.checkpoints.is_relative_to(config.state_dir):
-            raise IsolationError(
+            raise SettingsError(
                 f"checkpoint_url {config.checkpoints} is below state_dir {config.state_dir}, which is closed to the "
                 f"workers' user {workers.name}. Give another directory (SHOAL_CHECKPOINT_URL); the default is "
                 f"{config.home}/checkpoints."
@@ -149,18 +145,18 @@ def isolate(config: IsolationConfig) -> Isolation:
 
 
 def account(setting: str, name: str, home: Path, groups: tuple[int, ...] = ()) -> Account:
-    """Finds a user by name or number. Raises IsolationError."""
+    """Finds a user by name or number. Raises SettingsError."""
     try:
         entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
         account_found = Account(entry.pw_name, entry.pw_uid, entry.pw_gid, home, groups)
     except KeyError:
         if not name.isdecimal():
-            raise IsolationError(
+            raise SettingsError(
                 f"{setting} {name!r}: there is no such user. Make one (useradd --system {name}), or name another."
             ) from None
         account_found = Account(f"user-{name}", int(name), int(name), home, groups)
     if account_found.uid == 0 or account_found.gid == 0 or _is_privileged(account_found.gid):
-        raise IsolationError(f"{setting} {name!r} has the rights of root. Name a user without.")
+        raise SettingsError(f"{setting} {name!r} has the rights of root. Name a user without.")
     return account_found
 
 
@@ -180,7 +176,7 @@ def _make(setting: str, directory: Path, owner: Account) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise IsolationError(f"{setting} {directory} cannot be made: {error.strerror}.") from None
+        raise SettingsError(f"{setting} {directory} cannot be made: {error.strerror}.") from None
     os.chown(directory, owner.uid, owner.gid)
     directory.chmod(0o700)
 
@@ -194,18 +190,18 @@ def _look(setting: str, user: Account, closed: Mapping[str, Path], needed: Mappi
         answer = json.loads(_python(user, _LOOK, asked))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         reason = getattr(error, "stderr", None) or error
-        raise IsolationError(
+        raise SettingsError(
             f"{setting} {user.name!r} cannot run {sys.executable} with Shoal's packages: {str(reason).strip()[-300:]}. "
             "Install Shoal where every user can read it, as in /opt/shoal."
         ) from None
     for name, path in closed.items():
         if str(path) in answer["open"]:
-            raise IsolationError(
+            raise SettingsError(
                 f"{name} {path} can be read by {user.name} ({setting}). Close it: chown root {path}; chmod go= {path}."
             )
     for name, path in needed.items():
         if str(path) in answer["shut"]:
-            raise IsolationError(
+            raise SettingsError(
                 f"{name} {path} cannot be used by {user.name} ({setting}), whose processes write there: chown -R "
                 f"{user.name} {path}, and let every user enter the directories above it; or give another one."
             )

@@ -17,17 +17,12 @@ from pathlib import Path
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access import ADMIN_TOKEN_FILE, BOOTSTRAP, GATEWAY_TOKEN_FILE, Role, id_of, new_token
+from shoal_service.problems import SettingsError
 from shoal_service.store import Store, access, cluster_links
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _NOT_VALID = "It was revoked: write another token into the file, and restart the server and the gateway that reads it."
 _log = logging.getLogger(__name__)
-
-
-class ClusterTokenError(ValueError):
-    """The file of the setting cluster_token_file cannot be used; the message names it and says why."""
-
-    code = "invalid_cluster_token"
 
 
 def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
@@ -71,22 +66,22 @@ def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float
     A token that was revoked stays so: the server starts, warns, and refuses the gateway.
 
     Raises:
-        ClusterTokenError: the file cannot be read, has no token, or has one that is not of this cluster.
+        SettingsError: the file cannot be read, has no token, or has one that is not of this cluster.
     """
     name = f"cluster_token_file {path}"
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ClusterTokenError(f"{name} cannot be read: {error}") from None
+        raise SettingsError(f"{name} cannot be read: {error}") from None
     if id_of(token) is None:
-        raise ClusterTokenError(
+        raise SettingsError(
             f"{name} has no token of the form shoal_, 8 lower-case letters or digits, _ and 43 letters, digits, - or _."
         )
     with store.write() as tx:
         view = cluster_links.adopt_token(tx, cluster, token, by=BOOTSTRAP, now=now)
     if view.cluster != cluster:
         owner = f"of the cluster {view.cluster}" if view.cluster else f"{view.name}'s, of role {view.role}"
-        raise ClusterTokenError(f"{name} has a token that is {owner}: give the cluster {cluster} one of its own.")
+        raise SettingsError(f"{name} has a token that is {owner}: give the cluster {cluster} one of its own.")
     if store.reading(access.principal_of_token)(token, now=now) is None:
         _log.warning("cluster_token.not_valid", extra={"cluster": cluster, "token": view.id, "reason": _NOT_VALID})
 

@@ -16,7 +16,8 @@ from shoal_api.client.credentials import find_token
 from shoal_api.client.transport import RetryPolicy
 from shoal_api.http.serving import Wire
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.settings import SettingsError, load_settings
+from shoal_service.problems import SettingsError
+from shoal_service.settings import load_settings
 from shoal_service.store import Store
 
 ONCE = RetryPolicy(num_retries=0)

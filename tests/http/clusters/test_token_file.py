@@ -12,9 +12,10 @@ import pytest
 from doubles.running_gateway import RunningGateway, until
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.control.joined_clusters import JoinedCluster
-from shoal_service.control.token_files import ClusterTokenError, register_cluster_token
+from shoal_service.control.token_files import register_cluster_token
 from shoal_service.core.access import Role, new_token
 from shoal_service.home import Rejected
+from shoal_service.problems import SettingsError
 from shoal_service.store import Store, access, cluster_links
 
 Make = Callable[..., RunningGateway]
@@ -89,7 +90,7 @@ def test_a_file_that_cannot_be_used_is_named(store: Store, tmp_path: Path, text:
     path = tmp_path / "token"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ClusterTokenError, match=f"cluster_token_file {path} {words}"):
+    with pytest.raises(SettingsError, match=f"cluster_token_file {path} {words}"):
         register_cluster_token(store, path, "east", now=1.0)
 
 
@@ -106,5 +107,5 @@ def test_a_token_of_somebody_else_is_refused(store: Store, tmp_path: Path) -> No
         ),
     ):
         path.write_text(token)
-        with pytest.raises(ClusterTokenError, match=f"{words}: give the cluster east one of its own"):
+        with pytest.raises(SettingsError, match=f"{words}: give the cluster east one of its own"):
             register_cluster_token(store, path, "east", now=2.0)

@@ -15,7 +15,8 @@ from kit.processes.other_users import NOBODY, needs_root, open_directory, reacha
 _LOOK = """
 import json, sys
 from pathlib import Path
-from shoal_service.cluster.isolation import IsolationConfig, IsolationError, isolate
+from shoal_service.cluster.isolation import IsolationConfig, isolate
+from shoal_service.problems import SettingsError
 given = json.loads(sys.argv[1])
 config = IsolationConfig(
     user="65534", gateway_user="64003", home=Path(given["home"]), state_dir=Path(given["state_dir"]),
@@ -24,7 +25,7 @@ config = IsolationConfig(
 try:
     isolate(config)
     print("as it should be")
-except IsolationError as error:
+except SettingsError as error:
     print(error)
 """
 

@@ -13,7 +13,8 @@ from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.core.desired import Desired
 from shoal_service.core.retention import Kind, RetentionRules
-from shoal_service.settings import SettingsError, load_settings
+from shoal_service.problems import SettingsError
+from shoal_service.settings import load_settings
 from shoal_service.store import Store, access, archives, checkpoint_rows, histories, job_deletion, submissions
 from shoal_service.store.access import AuditQuery, Deed
 from shoal_service.store.errors import JobNotFound, RequestConflict

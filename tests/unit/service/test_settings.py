@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from shoal_service.settings import Settings, SettingsError, load_settings, take_webhook_secrets
+from shoal_service.problems import SettingsError
+from shoal_service.settings import Settings, load_settings, take_webhook_secrets
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 
 

@@ -373,7 +373,8 @@ def judge_ray_auth(mode: str | None, token_source: str | None) -> Finding:
 
 def try_database(url: str | None) -> Finding:
     """Connect to the database. `url`: None for the one that `shoal serve` would use."""
-    from shoal_service.settings import SettingsError, load_settings
+    from shoal_service.problems import SettingsError
+    from shoal_service.settings import load_settings
     from shoal_service.store import Store, StoreUnavailable
     from shoal_service.store.database import Database
 
