@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shoal_workers.contract.suspects import Resource, Suspect
 from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch
+from shoal_workers.engine.group.agreement import gather_values
 from shoal_workers.engine.health.replay import wait_for_removal
 from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.parallel.assembly import Assembly
@@ -74,19 +74,8 @@ class NonFiniteCheck:
         self._replicas.compare_values_that_are_not_finite(step)
         generation = self._generation
         passes = [_pass(loss, squared_norm), *self._repeat(step, scale)]
-        local = torch.tensor(
-            [value for flags in passes for value in (flags.loss_bits, flags.is_loss_finite, flags.is_norm_finite)],
-            dtype=torch.int64,
-            device=generation.device,
-        )
-        gathered = [torch.zeros_like(local) for _ in range(generation.layout.world_size)]
-        dist.all_gather(gathered, local)
+        by_rank, layout = gather_values(passes), generation.layout
         generation.check()
-        by_rank = [
-            [Pass(bits, bool(loss_ok), bool(norm_ok)) for bits, loss_ok, norm_ok in values.view(3, 3).tolist()]
-            for values in gathered
-        ]
-        layout = generation.layout
         wrong = find_wrong_pass(by_rank, computes_whole_samples=layout.num_data_ranks == layout.world_size)
         if wrong is not None:
             self._accuse(wrong, step)

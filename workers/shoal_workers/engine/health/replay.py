@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 from shoal_workers.contract.batch_partition import micro_batches_of_rank
 from shoal_workers.contract.worker_reports import ReplayMismatch
 from shoal_workers.engine.generation_ends import ComputesWrong
+from shoal_workers.engine.group.agreement import gather_values
 from shoal_workers.engine.schedule import is_due
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
@@ -57,11 +57,9 @@ class Replay:
         losses = [self._gradients.forward_only(step, index) for index in self._tried]
         self._gradients.reshard()
         # Bits are compared. nan has many patterns of bits, and gets one.
-        local = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64)
-        all_bits = [torch.zeros_like(local) for _ in range(self._generation.layout.world_size)]
-        dist.all_gather(all_bits, local)
+        bits = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64).tolist()
+        odd_one = name_the_odd_one(gather_values(bits))
         self._generation.check()
-        odd_one = name_the_odd_one([bits.tolist() for bits in all_bits])
         if odd_one is not None:
             self._accuse(odd_one, step + 1)
 

@@ -10,7 +10,7 @@ All ranks update these tensors with the same numbers, so the bits are equal; a b
 different. A replay (replay.py) cannot find it: its forward passes read what FSDP gathers, the same on every rank.
 
     after step s     the sums are computed, on the CPU by a thread of their own     |  step s + 1: forward, backward
-    before the vote of step s + 1: one all-gather of two integers per rank; nothing has been changed by then
+    before the vote of step s + 1: two integers per rank are exchanged; nothing has been changed by then
 
 It runs once in `health.checksum_every_steps` steps, after the last step, and before the group stops as planned. With
 three or more holders the majority is right; with two, both are suspected. State that has one holder is not checked.
@@ -27,13 +27,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
+from shoal_workers.engine.group.agreement import gather_values
 from shoal_workers.engine.group.mesh import TP
 from shoal_workers.engine.health.replay import wait_for_removal
 from shoal_workers.engine.schedule import is_due
@@ -115,17 +115,10 @@ class ReplicaCheck:
 
     def _compare(self, sums: _Sums, step: int, *, are_finite: Sequence[bool] = (True, True)) -> None:
         generation = self._generation
-        signed = [_signed(value) for value in sums.values()]
-        local = torch.tensor([*signed, *are_finite], device=generation.device)
-        gathered = [torch.zeros_like(local) for _ in range(generation.layout.world_size)]
-        dist.all_gather(gathered, local)
+        gathered = gather_values((sums.values(), are_finite))
         generation.check()
-        num_kinds = len(signed)
-        difference = find_difference(
-            [values[:num_kinds].tolist() for values in gathered],
-            self._groups,
-            are_finite=[values[num_kinds:].bool().tolist() for values in gathered],
-        )
+        values, finite = zip(*gathered, strict=True)
+        difference = find_difference(values, self._groups, are_finite=finite)
         if difference is None:
             if generation.rank == 0:
                 report = ReplicasEqual(generation=generation.number, step=step, at=time.time(), cpu_s=sums.cpu_s)
@@ -258,7 +251,3 @@ def is_whole_on_tp(tensor: DTensor) -> bool:
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value

@@ -229,7 +229,6 @@ def _streams(data: Any, wanted: Wanted, reader: Reader, source: int) -> Streams:
         source=source,
         states=reader.states,
         processes=reader.processes,
-        device=reader.device,
     )
 
 

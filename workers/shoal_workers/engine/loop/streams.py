@@ -17,19 +17,17 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank, randomness_seed
 from shoal_workers.engine.generation_ends import DataDiffers
+from shoal_workers.engine.group.agreement import gather_values
 from shoal_workers.engine.loop.tracked import Stateful, state_of_text, text_of_state
 from shoal_workers.engine.process.data_processes import CONTEXT, DataProcesses
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.torch_internals import tree_leaves
 
-_CAPACITY = 1024
-"""Bytes for the states of one rank in the first exchange. If one rank has more, all exchange again."""
 _SEEDED = 0x57EA
 
 
@@ -166,7 +164,6 @@ class Streams:
         source: int,
         states: StreamStates,
         processes: DataProcesses,
-        device: torch.device,
     ) -> None:
         self.own, self.epoch = plan.own(rank, world_size), None
         self.num_micro_batches = plan.num_micro_batches
@@ -176,7 +173,6 @@ class Streams:
         self._source = source
         self._states = states
         self._processes = processes
-        self._exchange = _Exchange(world_size, device)
         self._streams = {number: make(number) for number in plan.streams_of(rank, world_size)}
         known = states.of(source)
         for number, stream in self._streams.items():
@@ -214,15 +210,14 @@ class Streams:
         self._kept, self._last = {}, None
         self._num_read = dict.fromkeys(self._streams, 0)
         own = {number: stream.state() for number, stream in self._streams.items()}
-        for rank, text in enumerate(self._exchange.gather(json.dumps([self._first, own]))):
-            first, states = json.loads(text)
-            if self._plan.is_shared and (first, states) != (self._first, {"0": own[0]}):
+        for rank, (first, states) in enumerate(gather_values((self._first, own))):
+            if self._plan.is_shared and (first, states) != (self._first, own):
                 raise DataDiffers(
                     f"run.batches(): rank {rank} reads other data than another rank, and every rank has to read the "
                     "same from one stream: Shoal divides it. Leave out what divides it by rank; or give run.batches() "
                     "a function of (stream, num_streams) that makes a stream of its own share."
                 )
-            self._states.set(self._source, {int(number): state for number, state in states.items()})
+            self._states.set(self._source, states)
 
     def close(self) -> None:
         for stream in self._streams.values():
@@ -244,33 +239,6 @@ class Streams:
             if self._plan.is_shared and not self._first:
                 self._first = _checksum(batch)
         return batch
-
-
-class _Exchange:
-    """Texts of all ranks, on every rank, in one collective as a rule."""
-
-    def __init__(self, world_size: int, device: torch.device) -> None:
-        self._world_size = world_size
-        self._device = device
-        self._capacity = _CAPACITY
-
-    def gather(self, text: str) -> list[str]:
-        if self._world_size == 1:
-            return [text]
-        encoded = text.encode()
-        while True:
-            sent = torch.zeros(8 + self._capacity, dtype=torch.uint8)
-            fits = encoded[: self._capacity]
-            content = len(encoded).to_bytes(8, "little") + fits
-            sent[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            sent = sent.to(self._device)
-            parts = [torch.empty_like(sent) for _ in range(self._world_size)]
-            dist.all_gather(parts, sent)
-            received = [part.cpu().numpy().tobytes() for part in parts]
-            lengths = [int.from_bytes(tensor[:8], "little") for tensor in received]
-            if max(lengths) <= self._capacity:
-                return [tensor[8 : 8 + length].decode() for tensor, length in zip(received, lengths, strict=True)]
-            self._capacity = 2 * max(lengths)
 
 
 def _owner_of(data: Any) -> Stateful:

@@ -39,6 +39,7 @@ from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.generation_ends import Fenced, LayoutRefused, TaskFailed
+from shoal_workers.engine.group.agreement import gather_values
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.model.build import choose_kernels
 from shoal_workers.engine.parallel.names import fits
@@ -318,9 +319,9 @@ class _Proof:
             values = {place: value for place, value in carried.items() if place != without}
             return self._all(self._restored(saved, values, whole).is_same(expected))
 
-        places = sorted({place for own in self._gathered(list(carried)) for place in own})
+        places = sorted({place for own in gather_values(list(carried)) for place in own})
         if not places or not goes_on(None):
-            unknown = sorted({place for own in self._gathered(unknown) for place in own})
+            unknown = sorted({place for own in gather_values(unknown) for place in own})
             return self._names(unknown, _MAY_CHANGE) if unknown else self._answer(ProofOutcome.UNPROVEN, _UNKNOWN)
         return self._names([place for place in places[: 2 * _MAX_NAMES] if not goes_on(place)] or places)
 
@@ -329,7 +330,7 @@ class _Proof:
     ) -> list[Place]:
         """Numbers that a condition reads: the restored run has the same results with the values of now, and other ones
         with `others`, which are far away."""
-        places = sorted({place for own in self._gathered(list(others)) for place in own})[: 2 * _MAX_NAMES]
+        places = sorted({place for own in gather_values(list(others)) for place in own})[: 2 * _MAX_NAMES]
 
         def depends(changed: Sequence[Place]) -> bool:
             try:
@@ -406,20 +407,15 @@ class _Proof:
         side = self._side()
         with actual.recorded(*side.runtime.assembly.parts):
             side.gradients.run(0)
-        everyone = self._gathered(first_differing(expected, actual, generation.meshes, self.tolerance))
+        everyone = gather_values(first_differing(expected, actual, generation.meshes, self.tolerance))
         return min(
             (difference for difference in everyone if difference is not None),
             key=lambda difference: difference.number,
             default=None,
         )
 
-    def _gathered(self, value: T) -> list[T]:
-        everyone: list[T] = [value] * self._layout.world_size
-        dist.all_gather_object(everyone, value)
-        return everyone
-
     def _all(self, flag: bool) -> bool:
-        return all(self._gathered(flag))
+        return all(gather_values(flag))
 
     def _tried(self, call: Callable[[], T]) -> T:
         """What a model that is split by a plan cannot compute is the layout's fault: the whole one can."""

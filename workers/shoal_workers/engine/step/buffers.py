@@ -32,7 +32,7 @@ from torch.nn.modules.module import (
 )
 
 from shoal_workers.contract.batch_partition import MicroBatch
-from shoal_workers.engine.group.agreement import gather_texts
+from shoal_workers.engine.group.agreement import gather_values
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.device_copies import any_of, to_device
 from shoal_workers.engine.parallel.names import matching
@@ -186,11 +186,11 @@ class StepBuffers:
         self._resolve_doubts()
         layout, rank = self._generation.layout, self._generation.rank
         changed_names = [slot.name for slot in self._slots if slot.has_changed]
-        texts = gather_texts("\n".join(changed_names), self._generation.device)
+        names_by_rank = gather_values(changed_names)
         by_name = {slot.name: slot for slot in self._slots}
         with self._generation.user_code:
-            for other, text in enumerate(texts):
-                for slot in (by_name[name] for name in text.split("\n") if name in by_name):
+            for other, names in enumerate(names_by_rank):
+                for slot in (by_name[name] for name in names if name in by_name):
                     if layout.pipeline_rank(other) != layout.pipeline_rank(rank) or len(slot.parts) > 1:
                         raise ValueError(
                             f"{_described(slot)}, and several stages of the pipeline have it, so each would change its "

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.worker_reports import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
-from shoal_workers.engine.group.agreement import agree
+from shoal_workers.engine.group.agreement import gather_values
 
 _HALF = (torch.float16, torch.bfloat16)
 _COUNTS = "Return how much of the micro-batch counts: a finite number of 0 or more, such as mask.sum()."
@@ -149,7 +149,6 @@ def _a(value: Any) -> str:
     return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-_SEPARATOR = "\n"
 _WEIGHTED = "(sum, weight)"
 
 
@@ -209,14 +208,10 @@ class Metrics:
         """
         form = next((share.form for share in shares if share.form is not None), None)
         if self._form is None:
-            answer = agree(
-                None if form is None else _SEPARATOR.join(form),
-                max_bytes=len(_WEIGHTED) + MAX_METRICS * (MAX_NAME_CHARS + 1),
-                device=self._device,
-            )
-            self._form = tuple(answer.text.split(_SEPARATOR))
+            forms = enumerate(gather_values(form))
+            rank, self._form = next(((rank, other) for rank, other in forms if other is not None), (0, ("",)))
             if form is not None and form != self._form:
-                self._refuse(form, f"and on rank {answer.rank}")
+                self._refuse(form, f"and on rank {rank}")
         for share in shares:
             if share.form is not None and share.form != self._form:
                 self._refuse(share.form, "and for the micro-batches before")

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.engine.deterministic.integer_sum import sums_over_ranks
-from shoal_workers.engine.group.agreement import agree
 from shoal_workers.engine.group.process_group import backend_of
 from shoal_workers.engine.step.vote import Ballot, Requests, hold_vote
 from shoal_workers.torch_internals import abort_nccl
@@ -56,15 +55,11 @@ def vote() -> None:
     hold_vote(ballot, rank=1, world_size=4)
 
 
-def agreement() -> None:
-    agree("accuracy", max_bytes=64, device=GPU)
-
-
 def exact_sum() -> None:
     sums_over_ranks([torch.zeros(3, device=GPU), torch.zeros(0, dtype=torch.float64, device=GPU)])
 
 
-@pytest.mark.parametrize("communicate", [vote, agreement, exact_sum])
+@pytest.mark.parametrize("communicate", [vote, exact_sum])
 def test_what_all_ranks_exchange_is_on_their_gpus(
     monkeypatch: pytest.MonkeyPatch, communicate: Callable[[], None]
 ) -> None:
