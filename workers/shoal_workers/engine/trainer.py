@@ -40,7 +40,7 @@ from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
-from shoal_workers.engine.state.training_state import Extra, Identity, Recent
+from shoal_workers.engine.state.training_state import Extra, Recent
 from shoal_workers.engine.step.batches import training_batches
 from shoal_workers.engine.step.first_look import remarks_on_labels, remarks_on_validation
 from shoal_workers.engine.step.frozen_parameters import FrozenParameters
@@ -84,7 +84,7 @@ class Trainer:
         self._non_finite = NonFiniteCheck(generation, runtime.assembly, self._gradients, self._replicas)
         self._recent = Recent()
         self._scaling = Scaling(spec)
-        self._extra = Extra(runtime.update, Identity(spec.seed, task.content_hash), self._recent, self._scaling)
+        self._extra = Extra(runtime.update, spec.seed, task.content_hash, self._recent, self._scaling)
         self._snapshots = Snapshots(
             generation,
             store,

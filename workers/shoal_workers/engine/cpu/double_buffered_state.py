@@ -42,8 +42,7 @@ from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_save
 from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.process.warm_memory import return_freed_memory
-from shoal_workers.engine.state.device_state import CopiedState, DeviceState
-from shoal_workers.engine.state.training_state import StateView
+from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
@@ -60,19 +59,17 @@ _MAX_COPIED_SHARE = 0.02
 def state_of(assembly: Assembly, update: Update) -> DeviceState:
     """The state of a model on its device. An update that is not elementwise is that of a GPU, or refers to tensors in a
     way that is not known."""
-    return DoubleBufferedState(assembly, update) if update.is_elementwise else CopiedState(assembly, update)
+    return DoubleBufferedState(assembly, update) if update.is_elementwise else DeviceState(assembly, update)
 
 
-class DoubleBufferedState:
+class DoubleBufferedState(DeviceState):
     """The state of one model and its optimizer; in private memory at first. Training thread only."""
 
     def __init__(self, assembly: Assembly, update: Update) -> None:
-        self.view = StateView(assembly, update)
-        self.update = update
+        super().__init__(assembly, update)
         self._assembly = assembly
         self._can_move = True
         self.why_copies = ""
-        self.keeps_restored = True
         self._store: SnapshotStore | None = None
         self._slots: list[LiveSlot] = []
         """The buffers: none, one until the first update, or two."""
@@ -92,7 +89,6 @@ class DoubleBufferedState:
         """The names of all tensors of the state, when it was moved or settled."""
         self._owns_replicated = False
         self._extra_bytes = 0
-        self.why_left = ""
 
     @property
     def is_in_shared_memory(self) -> bool:
@@ -107,15 +103,6 @@ class DoubleBufferedState:
         restoring: SnapshotSource | None = None,
         with_values: bool = True,
     ) -> bool:
-        """Called once the optimizer's state exists, between two steps or before a restore. False: it cannot be moved.
-
-        Args:
-            restoring: what the group is about to be restored from.
-            with_values: keep the values. Otherwise they are arbitrary afterwards.
-
-        Raises:
-            SharedMemoryFull: nothing was moved, and later calls return False.
-        """
         assert not self._slots
         if not self._can_move:
             return False

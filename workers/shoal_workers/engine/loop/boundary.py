@@ -15,7 +15,6 @@ goes on from the last copy. Called by `Run` on the training thread.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,9 +35,10 @@ from shoal_workers.engine.loop.tracked import Tracked
 from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.schedule import is_due
+from shoal_workers.engine.state.device_state import SnapshotState
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
-from shoal_workers.engine.state.training_state import Recent
+from shoal_workers.engine.state.training_state import PlainValues, Recent
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, Vote, begin_vote
 from shoal_workers.snapshot_store.store import SnapshotStore
@@ -47,11 +47,9 @@ _SETTLING_SHARE = 0.05
 """Largest share of a step that may be spent on noting what is tracked."""
 
 
-class TrackedState:
-    """What a loop tracks, as snapshots and checkpoints take it: the tensors stay where they are, and a snapshot is a
-    copy. Training thread only."""
+class TrackedState(SnapshotState, PlainValues):
+    """What a loop tracks, as snapshots and checkpoints take it. Training thread only."""
 
-    is_in_shared_memory = False
     why_copies = "a loop decides itself what it updates, so its state is copied"
 
     def __init__(
@@ -62,12 +60,7 @@ class TrackedState:
         self._recent = recent
         self._streams = streams
         self._epochs = epochs
-        self.why_left = ""
         self._collected: tuple[dict[str, Tensor], dict[str, Any]] | None = None
-
-    @property
-    def view(self) -> TrackedState:
-        return self
 
     def changed(self) -> None:
         """The objects have another state than at the last look."""
@@ -84,21 +77,6 @@ class TrackedState:
         streams = {"streams": self._streams.texts} if self._streams.texts else {}
         epochs = {"epochs": [list(newest) for newest in self._epochs]} if self._epochs else {}
         return {"step": step, "seed": self._seed, "tree": tree, "reports": self._recent.values(), **streams, **epochs}
-
-    def encoded(self, step: int) -> bytes:
-        return json.dumps(self.values(step), allow_nan=False).encode()
-
-    def encoded_values(self) -> bytes:
-        return b"{}"
-
-    def move_to_shared_memory(self, *_: Any, **__: Any) -> bool:
-        return False
-
-    def finish(self, *_: Any) -> bool:
-        return False
-
-    def finish_restored(self, *_: Any) -> bool:
-        return False
 
     def _collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self._collected is None:

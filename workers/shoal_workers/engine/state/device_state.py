@@ -1,16 +1,14 @@
 """The state of a model and its optimizer while it trains, behind one interface for every kind of device.
 
-    a GPU, and most optimizers of a task    `CopiedState`: the tensors stay where they are, and a snapshot is a copy
+    a GPU, and most optimizers of a task    `DeviceState`: the tensors stay where they are, and a snapshot is a copy
     a CPU, with an elementwise optimizer    `engine/cpu`: the tensors are in shared memory, which outlives the worker,
                                             so a snapshot costs no copy
 
 `engine/cpu` hides all that only a CPU can do; whoever reads how a GPU trains need not read it. Made by `build_runtime`;
-used by the trainer, by `Snapshots` and by `restore`.
+used by the trainer, by `Snapshots` and by `restore`. What a loop tracks is a `SnapshotState`, too.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from torch import Tensor
 
@@ -22,30 +20,21 @@ from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 
-class TensorView(Protocol):
-    """The tensors of a state."""
+class SnapshotState:
+    """A state as snapshots see it; without shared memory, so they are copies. Training thread only."""
+
+    why_left = ""
+    """Why the state went back to private memory, until that is said; empty: it did not."""
+    why_copies = ""
+    """Why snapshots are copies of the state, once it was to be moved; empty: it is in shared memory."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns, by name, the live tensors that this rank has a part of."""
-        ...
-
-
-class SnapshotState(Protocol):
-    """A state as snapshots see it. Training thread only."""
-
-    why_left: str
-    """Why the state went back to private memory, until that is said; empty: it did not."""
+        raise NotImplementedError
 
     @property
-    def view(self) -> TensorView: ...
-
-    @property
-    def why_copies(self) -> str:
-        """Why snapshots are copies of the state, once it was to be moved; empty: it is in shared memory."""
-        ...
-
-    @property
-    def is_in_shared_memory(self) -> bool: ...
+    def is_in_shared_memory(self) -> bool:
+        return False
 
     def move_to_shared_memory(
         self,
@@ -65,28 +54,33 @@ class SnapshotState(Protocol):
         Raises:
             SharedMemoryFull: nothing was moved, and later calls return False.
         """
-        ...
+        return False
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
         """Mark the state in shared memory as complete. False: it is not there."""
-        ...
+        return False
 
     def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
         """Does the same after a restore, if the state was read into shared memory."""
-        ...
+        return False
 
 
-class DeviceState(SnapshotState, Protocol):
-    """The state of a model and its optimizer. Training thread only."""
+class DeviceState(SnapshotState):
+    """The state of a model and its optimizer, where the model has it. Training thread only."""
 
-    view: StateView
-    update: Update
-    why_copies: str
-    keeps_restored: bool
-    """What the group was restored from may still be needed after the first update; set before it."""
+    def __init__(self, assembly: Assembly, update: Update) -> None:
+        self.view = StateView(assembly, update)
+        self.update = update
+        self.why_copies = update.not_elementwise
+        self.keeps_restored = True
+        """What the group was restored from may still be needed after the first update; set before it."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.view.tensors()
 
     def step(self, lr_factor: float) -> None:
         """Makes one update."""
+        self.update.step(lr_factor)
 
     def settle(self) -> None:
         """Called after an update or a restore, before `finish`: the optimizer may have more state, or less."""
@@ -94,50 +88,8 @@ class DeviceState(SnapshotState, Protocol):
     def holds(self, source: SnapshotSource | None) -> bool:
         """Returns whether the state in memory is this rank's part of the snapshot. Then the optimizer's state must not
         be materialised: others may read it at this moment."""
-        ...
+        return False
 
     def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
         """Returns, before a restore, the tensors that must be overwritten."""
-        ...
-
-
-class CopiedState:
-    """The tensors stay where the model has them: snapshots are copies."""
-
-    is_in_shared_memory = False
-
-    def __init__(self, assembly: Assembly, update: Update) -> None:
-        self.view = StateView(assembly, update)
-        self.update = update
-        self.why_copies = update.not_elementwise
-        self.why_left = ""
-        self.keeps_restored = True
-
-    def move_to_shared_memory(
-        self,
-        store: SnapshotStore,
-        *,
-        owns_replicated: bool,
-        extra_bytes: int,
-        restoring: SnapshotSource | None = None,
-        with_values: bool = True,
-    ) -> bool:
-        return False
-
-    def step(self, lr_factor: float) -> None:
-        self.update.step(lr_factor)
-
-    def settle(self) -> None:
-        pass
-
-    def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
-        return False
-
-    def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
-        return False
-
-    def holds(self, source: SnapshotSource | None) -> bool:
-        return False
-
-    def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
-        return self.view.tensors()
+        return self.tensors()

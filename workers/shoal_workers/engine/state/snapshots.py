@@ -249,7 +249,7 @@ class Snapshots:
         a, busy_s, wall_s = self._assignment, time.thread_time(), time.perf_counter()
         try:
             store.snapshot(
-                self._state.view.tensors(),
+                self._state.tensors(),
                 generation=a.generation,
                 rank=a.shard,
                 world_size=a.num_shards,
@@ -273,7 +273,7 @@ class Snapshots:
             self._store.keep_copy(keep_step=self._copies.whole_step)
 
     def _measure_state(self) -> None:
-        tensors = [local_tensor(tensor) for tensor in self._state.view.tensors().values()]
+        tensors = [local_tensor(tensor) for tensor in self._state.tensors().values()]
         self._is_on_gpu = any(tensor.is_cuda for tensor in tensors)
         self._num_bytes = sum(tensor.nbytes for tensor in tensors)
 

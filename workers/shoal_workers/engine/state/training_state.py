@@ -24,7 +24,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -74,37 +74,29 @@ def grown_state(update: Update, unread: Mapping[str, Shape]) -> list[str]:
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a checkpoint says of the run that wrote it."""
-
-    seed: int
-    content_hash: str
-    """The hash of the training data; empty: not known."""
-
-
-class PlainValues(Protocol):
-    """The part of a state that is not a tensor, as snapshots and checkpoints take it."""
+class PlainValues:
+    """The part of a state that is not a tensor, as snapshots and checkpoints take it. Training thread only."""
 
     def values(self, step: int) -> dict[str, Any]:
         """JSON values of rank 0."""
-        ...
+        raise NotImplementedError
 
     def encoded(self, step: int) -> bytes:
         """The same as JSON."""
-        ...
+        return json.dumps(self.values(step), allow_nan=False).encode()
 
     def encoded_values(self) -> bytes:
         """Returns, as JSON, what ranks other than that of shard 0 save."""
-        ...
+        return b"{}"
 
 
-class Extra:
+class Extra(PlainValues):
     """The part of one generation's state that is not a tensor, as JSON values. Training thread only."""
 
-    def __init__(self, update: Update, identity: Identity, recent: Recent, scaling: Scaling) -> None:
+    def __init__(self, update: Update, seed: int, content_hash: str, recent: Recent, scaling: Scaling) -> None:
+        """`content_hash`: of the training data; empty: not known."""
         self._update = update
-        self._identity = identity
+        self._seed, self._content_hash = seed, content_hash
         self._recent = recent
         self._scaling = scaling
         self.weight_changes: tuple[InForce, ...] = ()
@@ -132,11 +124,11 @@ class Extra:
                     f"optimizer state {key!r} is {type(value).__name__}; only tensors and plain values can be saved."
                 )
         changed = self._update.changed_settings()
-        extra = {"step": step, "seed": self._identity.seed, "optimizer_values": values, "changed_settings": changed}
+        extra = {"step": step, "seed": self._seed, "optimizer_values": values, "changed_settings": changed}
         if attributes := self._update.changed_attributes():
             extra["optimizer_attributes"] = attributes
-        if self._identity.content_hash:
-            extra["data"] = self._identity.content_hash
+        if self._content_hash:
+            extra["data"] = self._content_hash
         if past := began(self.weight_changes, step):
             extra["weight_changes"] = to_json(past)
         scale = self._scaling.to_json()
