@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
 from torch._C._distributed_c10d import ProcessGroupGloo
 from torch._ops import OpOverload
 from torch.distributed import _functional_collectives as functional_collectives
@@ -186,12 +186,6 @@ def spec_of(tensor: DTensor) -> Any:
 def local_of(tensor: DTensor) -> Tensor:
     """Why: the model's own local tensor, whose memory is exchanged. Public: to_local, which returns a view of it."""
     return tensor._local_tensor
-
-
-def is_same_storage(tensor: UntypedStorage, other: UntypedStorage) -> bool:
-    """Why: an assignment to `.data` of a DTensor changes only the storage of its wrapper, whose address is 0. Public:
-    none; Python objects of one storage may differ."""
-    return bool(tensor._cdata == other._cdata)
 
 
 def replace_dtensor_operation(operation: Any, replacement: Callable[..., DTensor]) -> None:

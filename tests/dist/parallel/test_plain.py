@@ -181,3 +181,18 @@ def test_other_jobs_may_not_write_to_parameters(make_job: Any, layout: Layout, c
             if end.error is None or "writes to the parameter line." not in end.error.message:
                 not_refused.append((kind, end))
     assert not_refused == []
+
+
+@pytest.mark.parametrize("layout", [plain(1), plain(2), fully_sharded(2)], ids=Layout.describe)
+def test_a_frozen_parameter_that_the_passes_change_is_refused_before_the_first_step(
+    make_job: Any, layout: Layout
+) -> None:
+    not_refused = []
+    for kind in ("no_grad", "data", "assigned", "backward"):
+        job = make_job(kind, **{**WRITING, "task": "writing_tasks:Teaching", "model": {"kind": kind}})
+        workers = job.workers(layout.world_size)
+        for worker, end in zip(workers, job.run(workers, layout=layout), strict=True):
+            is_refused = end.kind is ExitKind.USER_ERROR and end.error is not None
+            if not is_refused or "teacher.weight" not in end.error.message or job.reports(worker):
+                not_refused.append((kind, end))
+    assert not_refused == []

@@ -58,3 +58,40 @@ class Writing:
     def loss(self, model, batch):
         x, y = batch
         return ((model(x) - y) ** 2).mean()
+
+
+class Taught(nn.Module):
+    """A frozen teacher follows the student."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 1), nn.Linear(4, 1)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        return self.student(x), self.teacher(x)
+
+
+class Teaching(Writing):
+    def build_model(self):
+        return Taught()
+
+    def loss(self, model, batch):
+        x, y = batch
+        own, aim = model(x)
+        teacher, student = model.teacher.weight, model.student.weight
+        match self.kind:
+            case "no_grad":
+                with torch.no_grad():
+                    teacher.lerp_(student, 0.1)
+            case "data":
+                teacher.data.lerp_(student.data, 0.1)
+            case "assigned":
+                teacher.data = torch.lerp(teacher.data, student.data, 0.1)
+            case "backward":
+                own.register_hook(lambda _: self._shrink(teacher))
+        return ((own - y) ** 2).mean() + (own - aim).square().mean()
+
+    @staticmethod
+    def _shrink(teacher):
+        teacher.data.mul_(0.9)

@@ -17,8 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 from shoal_workers.contract.marker import CheckpointName
@@ -32,7 +30,6 @@ from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_f
 from shoal_workers.engine.health.replay import Replay
 from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.model.runtime import ModelRuntime
-from shoal_workers.engine.parallel.device_copies import any_of
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
@@ -43,7 +40,6 @@ from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import Extra, Recent
 from shoal_workers.engine.step.batches import training_batches
 from shoal_workers.engine.step.first_look import remarks_on_labels, remarks_on_validation
-from shoal_workers.engine.step.frozen_parameters import FrozenParameters
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass, clip_factor
 from shoal_workers.engine.step.loss_scale import Scaling
@@ -78,7 +74,6 @@ class Trainer:
         self._batches = batches = gradients.batches
         self._gradients = gradients
         self._validation = validation_of(generation, runtime.update, runtime.assembly, self._gradients.passes)
-        self._frozen = FrozenParameters(generation, runtime.update)
         self._replay = Replay(generation, self._gradients)
         self._replicas = ReplicaCheck(generation, runtime.state.view)
         self._non_finite = NonFiniteCheck(generation, runtime.assembly, self._gradients, self._replicas)
@@ -265,9 +260,7 @@ class Trainer:
             clock.begin()
         start, waited, data = time.perf_counter(), waited_s(), self._batches.spent_s
         scale = self._scaling.scale
-        self._frozen.begin()
         losses = self._gradients.run(step, scale, is_voted=True)
-        self._frozen.check()
         generation.position.spent_on_data(self._batches.spent_s)
         gradients = self._gradients.gradients()
         if clock is not None:
@@ -290,7 +283,7 @@ class Trainer:
             saving_s=saving_s,
             metrics=self._gradients.metric_sums(),
             uses=self._gradients.uses(),
-            doubt=self._doubt(),
+            doubt=self._gradients.buffer_doubt(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
@@ -302,7 +295,6 @@ class Trainer:
         is_rescaled = self._scaling.learn(weight)
         if verdict.requests.agrees_on_buffers or is_rescaled:
             if verdict.requests.agrees_on_buffers:
-                self._frozen.resolve()
                 self._gradients.agree_on_buffers()
             return self._again()
         verdict = verdict.over(weight)
@@ -334,11 +326,6 @@ class Trainer:
         """Repeats the step, on all ranks; nothing has been changed."""
         self._gradients.forget()
         return self.step()
-
-    def _doubt(self) -> Tensor | None:
-        """Return, for the ballot, whether something has changed in this step that torch does not count."""
-        doubts = [doubt for doubt in (self._gradients.buffer_doubt(), self._frozen.doubt()) if doubt is not None]
-        return any_of(doubts, self._generation.device)
 
     def _requests_after(self, step: int) -> Requests:
         """What this rank requests after step number `step`."""

@@ -18,7 +18,7 @@ are more than a small part of the state, nothing is moved, and snapshots are cop
 A parameter that the optimizer does not have (a frozen one) is written to each buffer once, and costs a step nothing
 more. A change in place between two steps is noticed by torch's count of changes, and the other buffer then gets the
 values. A change within a pass would also change the snapshot of the step before, and is refused
-(`step/frozen_parameters.py`).
+(`parallel/written.py`).
 
 A parameter has no optimizer state before its first gradient. The state that appears in an update has room in the
 buffers if the restored one had room for it; otherwise the buffer that was just written gets a new layout before it is

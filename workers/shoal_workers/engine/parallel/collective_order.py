@@ -35,8 +35,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter, all_reduce_small
-from shoal_workers.engine.parallel.data_axis import OrderVaries
-from shoal_workers.engine.parallel.written import HASHED_STEPS, mark_of
+from shoal_workers.engine.parallel.data_axis import DataAxis, OrderVaries
+from shoal_workers.engine.parallel.written import HASHED_STEPS, first_written, mark_of, marks_of
 from shoal_workers.torch_internals import (
     DefaultAllGather,
     DefaultReduceScatter,
@@ -66,7 +66,7 @@ _GROUPS = ("shard_process_group", "reduce_scatter_process_group", "replicate_pro
 T = TypeVar("T")
 
 
-class CollectiveOrder:
+class CollectiveOrder(DataAxis):
     """Orders the collectives of one part of a model, which it hooks into. Outlives generations, as the model does.
 
     Args:
@@ -151,10 +151,15 @@ class CollectiveOrder:
     def in_loss(self) -> Iterator[None]:
         """A backward pass within it sums nothing, and parameters stay, because its own derivative needs them."""
         self._is_in_loss = True
+        records = [record for group in self._groups for record in group.fsdp_params]
+        shards = [record.sharded_param for record in records]
+        before = marks_of(shards, is_hashed=self._is_hashed)
         try:
             yield
         finally:
             self._is_in_loss = False
+        if (number := first_written(before, marks_of(shards, is_hashed=self._is_hashed))) is not None:
+            self._written = parameter_name(records[number])
 
     def used_parameters(self) -> set[int]:
         return {
@@ -174,9 +179,6 @@ class CollectiveOrder:
         if self._mesh.ndim > 1:
             self._root.set_requires_all_reduce(is_last)
 
-    def add_up(self) -> None:
-        """FSDP has done so in the last backward pass."""
-
     def sum_nothing(self) -> None:
         self._sums_nothing = True
         self._root.set_requires_gradient_sync(False)
@@ -189,7 +191,8 @@ class CollectiveOrder:
         return {id(record.sharded_param): record for group in self._groups for record in group.fsdp_params}
 
     def written_parameter(self) -> str | None:
-        """What is written to a gathered parameter is lost, and only this rank would have it."""
+        """What is written to a gathered parameter is lost, and only this rank would have it. To a shard the task may
+        write between forward passes of modules: to that of a teacher, for example."""
         versions, written = self._versions, self._written
         self._versions, self._written = {}, None
         return next(
@@ -362,14 +365,14 @@ class CollectiveOrder:
             equalise_gradients(parameters)
         self._sums[id(group)]()
 
-    def expect(self, call: _Call) -> None:
+    def expect(
+        self, number: int, output: Tensor, given: Tensor, run: Callable[[Tensor, Tensor], Any], *, is_sum: bool
+    ) -> None:
         """Right before a collective of a unit. Raises OrderVaries if the other ranks do not call it."""
         if self._passes is not None:
+            replicas = replicas_of(self._groups[number]) if is_sum else None
+            call = _Call(number, is_sum, output.numel(), given.numel(), output.new_empty(0), run, replicas)
             self._passes.expect(call)
-
-    def replicas(self, number: int) -> dist.ProcessGroup | None:
-        """The ranks among which FSDP sums the sums over shards of this record's parameters, if it does so now."""
-        return replicas_of(self._groups[number])
 
 
 def _mesh_infos(group: Any) -> list[Any]:
@@ -392,7 +395,7 @@ class _Call:
     """Empty; of the type and on the device of the tensors."""
     run: Callable[[Tensor, Tensor], Any]
     replicas: dist.ProcessGroup | None
-    """The ranks among which the sum is summed afterwards."""
+    """The ranks among which FSDP sums the sum over shards afterwards, if it does so now."""
 
     @property
     def code(self) -> int:
@@ -475,11 +478,8 @@ class _Gather(DefaultAllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        if not self._order.is_whole:
-            sizes = output_tensor.numel(), input_tensor.numel()
-            like = output_tensor.new_empty(0)
-            run = partial(self._inner, group=group)
-            self._order.expect(_Call(self._number, False, *sizes, like, run, None))
+        run = partial(self._inner, group=group)
+        self._order.expect(self._number, output_tensor, input_tensor, run, is_sum=False)
         return self._inner(output_tensor, input_tensor, group, async_op)
 
 
@@ -494,10 +494,6 @@ class _Scatter(DefaultReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
-        if not self._order.is_whole:
-            sizes = output_tensor.numel(), input_tensor.numel()
-            like = output_tensor.new_empty(0)
-            run = partial(self._inner, group=group, op=op)
-            replicas = self._order.replicas(self._number)
-            self._order.expect(_Call(self._number, True, *sizes, like, run, replicas))
+        run = partial(self._inner, group=group, op=op)
+        self._order.expect(self._number, output_tensor, input_tensor, run, is_sum=True)
         return self._inner(output_tensor, input_tensor, group, op, async_op)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -20,8 +20,9 @@ class OrderVaries(BaseException):
     task may catch those."""
 
 
-class DataAxis(Protocol):
-    """The data axis of one part of a model. Outlives generations, as the model does."""
+class DataAxis:
+    """The data axis of one part of a model. Outlives generations, as the model does. Defaults are those of whole
+    parameters, whose passes need no collective."""
 
     def begin_generation(self) -> None:
         """Called on all ranks of a group that has just formed: forgets the passes of the group before."""
@@ -38,7 +39,7 @@ class DataAxis(Protocol):
     def in_loss(self) -> AbstractContextManager[None]:
         """Surrounds the task's loss. A backward pass within it (`torch.autograd.grad` of a gradient penalty) ends no
         micro-batch."""
-        ...
+        raise NotImplementedError
 
     def run(self, kind: str, one_pass: Callable[[], T]) -> T | None:
         """Run one micro-batch. `kind`: the same for passes that call the same collectives.
@@ -49,7 +50,7 @@ class DataAxis(Protocol):
         Raises:
             OrderVaries: on all ranks alike.
         """
-        ...
+        return one_pass()
 
     def prepare_backward(self, *, is_last: bool) -> None:
         """Says whether the next backward pass is the last one of a step with several."""
@@ -59,24 +60,25 @@ class DataAxis(Protocol):
 
     def sum_nothing(self) -> None:
         """Called after `begin_generation`: the caller sums the gradients of this generation itself."""
+        raise AssertionError("no legal layout sums whole gradients exactly: deterministic mode shards the model")
 
     def used_parameters(self) -> set[int]:
         """Ids of the parameters of this part that a backward pass on this rank since `begin_step` had a gradient
         for."""
-        ...
+        raise NotImplementedError
 
     def written_parameter(self) -> str | None:
         """Name of a parameter that a forward pass has written to since the last call. None if there is none."""
-        ...
+        raise NotImplementedError
 
     @property
     def has_deviated(self) -> bool:
         """True if this rank has left a pass."""
-        ...
+        return False
 
     def any_deviated(self) -> bool:
         """All ranks, after passes: whether one of them has left a pass."""
-        ...
+        return False
 
     def keep_whole(self) -> None:
         """All ranks, after they have deviated: drop the gradients, and go on with whole parameters."""
@@ -89,4 +91,4 @@ class DataAxis(Protocol):
 
     def records(self) -> Mapping[int, Any]:
         """FSDP's record of each parameter that it shards, by the parameter's id."""
-        ...
+        return {}

@@ -1,4 +1,5 @@
-"""Finds what a forward pass writes to a parameter: ranks would have other values, since they see other samples.
+"""Finds what a forward pass writes to a parameter, trained or frozen: ranks would have other values, since they see
+other samples.
 
 torch counts writes in place, except those through `data`; an assignment to `data` gives a tensor another address. So a
 parameter's count and address are compared around each pass, and in the first steps of a generation also a hash of its
@@ -7,6 +8,8 @@ values. Used by both kinds of data axis.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +17,17 @@ from shoal_workers.engine.parallel.cutting import local
 
 HASHED_STEPS = 2
 """Steps of a generation in which the values of parameters are compared around each forward pass."""
+
+
+@torch.no_grad()
+def marks_of(parameters: Iterable[Tensor], *, is_hashed: bool) -> list[tuple[int, ...]]:
+    """Return for each parameter torch's counts of its changes, and `mark_of`."""
+    return [(one._version, local(one)._version, *mark_of(one, is_hashed=is_hashed)) for one in parameters]
+
+
+def first_written(before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]]) -> int | None:
+    """Return the number of the first parameter whose marks differ; None if there is none."""
+    return next((number for number, mark in enumerate(before) if after[number] != mark), None)
 
 
 def mark_of(parameter: Tensor, *, is_hashed: bool) -> tuple[int, int, int]:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.checks.legality import may_write_parameters
+from shoal_workers.engine.group.agreement import gather_values
 from shoal_workers.engine.model.build import runtime_of, shape_of, split_model
 from shoal_workers.engine.parallel.assemble import make_plain
 from shoal_workers.engine.parallel.assembly import Assembly
@@ -32,10 +34,11 @@ from shoal_workers.engine.proof.differences import (
 )
 from shoal_workers.engine.proof.plain_loop import FLOOR, PlainStep, rounding
 from shoal_workers.engine.state.saving import Saver
-from shoal_workers.engine.state.training_state import apply_extra
+from shoal_workers.engine.state.training_state import apply_extra, grown_state
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
+from shoal_workers.engine.step.passes import refuse_written
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.trainer import Trainer
 
@@ -143,9 +146,9 @@ class SplitSide:
         update, view = self.runtime.update, self.runtime.state.view
         with self._generation.user_code:
             update.materialise_state()
-        for name in saved.tensors.keys() - view.tensors().keys():
-            parameter, _, key = name.removeprefix("optim.").rpartition(".")
-            update.make_state(parameter, key, tuple(saved.tensors[name].shape), saved.tensors[name].dtype)
+        known = view.tensors()
+        lacking = {name: value for name, value in saved.tensors.items() if name not in known}
+        grown_state(update, {name: Shape(tuple(value.shape), value.dtype) for name, value in lacking.items()})
         tensors = view.tensors()
         for name, value in saved.tensors.items():
             if name in tensors:
@@ -164,9 +167,7 @@ class SplitSide:
                     difference = relative_norm(value, buffer)
                     if not difference <= self._tolerance:
                         own[name] = difference
-        everyone: list[dict[str, float]] = [own] * self._generation.layout.world_size
-        dist.all_gather_object(everyone, own)
-        return {name: value for differing in everyone for name, value in differing.items()}
+        return {name: value for differing in gather_values(own) for name, value in differing.items()}
 
 
 class _ComparedGradients(GradientPass):
@@ -192,11 +193,16 @@ class _ComparedGradients(GradientPass):
     @torch.no_grad()
     def run(self, step: int, scale: float = 1.0, *, is_voted: bool = False) -> Tensor:
         """What a rank that has deviated leaves could not be compared, so that is not left to a vote."""
+        assembly, expected = self._assembly, self.expected
+        before = {name: local_tensor(parameter).clone() for name, parameter in assembly.all_parameters()}
         with torch.enable_grad():
             share = super().run(step, scale)
-        assembly, expected = self._assembly, self.expected
         if expected is None:
             return share
+        if not may_write_parameters(self._generation.layout, self._generation.spec):
+            # also by a hook of a backward pass
+            now = {name: local_tensor(parameter) for name, parameter in assembly.all_parameters()}
+            refuse_written(next((name for name in now if not torch.equal(now[name], before[name])), None))
         self.local = [
             local_tensor(parameter.grad).clone() for parameter in assembly.parameters() if parameter.grad is not None
         ]

@@ -23,7 +23,7 @@ from shoal_workers.contract.spec import BatchSync
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import local
-from shoal_workers.engine.parallel.data_axis import DataAxis, OrderVaries
+from shoal_workers.engine.parallel.data_axis import OrderVaries
 from shoal_workers.engine.parallel.global_norm import Exchange
 from shoal_workers.engine.step.batch_loss import BatchLoss
 from shoal_workers.engine.step.batches import Batches
@@ -183,7 +183,7 @@ class LocalPasses:
                     returned = generation.task.evaluate_step(self._model, batch, step)
                 else:
                     returned = self._batch_loss.of(batch, micro_batch)
-            refuse_written(self._axis)
+            refuse_written(self._axis.written_parameter())
             self._refuse_unfrozen()
             share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)
@@ -217,7 +217,7 @@ class LocalPasses:
                         "dropout to 0, or batch.sync to micro_batch."
                     )
                 exchange.end()
-            refuse_written(self._axis)
+            refuse_written(self._axis.written_parameter())
             # A mean counts for all of its micro-batches; a sum has grown with them.
             weight = (merged.weight if returned.weight is None else min(merged.weight, 1.0)) / num
             share = share_of(generation, returned, weight)
@@ -238,15 +238,16 @@ def _refuse_split(generation: Generation) -> None:
             )
 
 
-def refuse_written(axis: DataAxis) -> None:
+def refuse_written(name: str | None) -> None:
     """Called after a forward pass of the training. Raises ValueError if it has written to a parameter."""
-    name = axis.written_parameter()
     if name is not None:
         raise ValueError(
             f"forward() or loss() writes to the parameter {name} (as nn.Embedding with max_norm does, or clamp_ under "
             "no_grad). Each worker would have other values, since it sees other samples. Compute with a changed copy "
             "instead (F.normalize, torch.clamp), or change parameters in the step() of an optimizer that "
-            "build_optimizer returns. A job of one worker (elasticity.max_workers: 1) with one micro-batch a step and "
+            "build_optimizer returns. What the optimizer does not have (a teacher that follows the model) is a buffer: "
+            "register_buffer(...), whose changes Shoal adds up over the ranks; for an average of the weights there is "
+            "optimizer.ema_decay. A job of one worker (elasticity.max_workers: 1) with one micro-batch a step and "
             "no snapshots (snapshot.enabled: false) may write to them, unless its model is sharded "
             "(docs/parallelism.md)."
         )

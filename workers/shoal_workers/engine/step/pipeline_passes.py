@@ -117,7 +117,7 @@ class PipelinePasses:
                         raise stage.error from None
                 raise
             for axis in assembly.data_axes:
-                refuse_written(axis)
+                refuse_written(axis.written_parameter())
         return list(self._shares)
 
     def forward_only(self, batch: Any) -> Share:

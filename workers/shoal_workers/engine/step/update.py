@@ -265,14 +265,6 @@ class Update:
                         by_own.get(id(parameter_of_group), parameter_of_group),
                     )
 
-    def frozen_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and parameter of those of the model that the optimizer does not have; without tied copies."""
-        updated = {id(parameter) for _, _, _, parameter in self.named_parameters()}
-        local_ids = {id(parameter) for parameter, _ in self._local_parameters}
-        for key, (name, parameter) in self._owners.items():
-            if key not in local_ids and key not in updated:
-                yield name, parameter
-
     def averages(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Parameters of the model, tied copies too, each with the average of this rank's part of it, if it has one."""
         if not isinstance(self.optimizer, Averaging):
