@@ -162,7 +162,7 @@ def test_a_buffer_that_one_rank_changes_late_repeats_the_step(make_job: Any, kin
         ("infinite", "changes the buffer 'odd' of Odd, and it has values that are not finite"),
         ("grows", "changes the buffer 'odd' of Odd from float32 [3] to float32 [6]"),
         ("late", "registers the buffer 'mask' of Odd, which checkpoints would hold"),
-        ("state", "the buffer 'mask' (persistent=False) is made by the forward pass, with other values in each"),
+        ("state", "trains another model than one process: "),
     ],
 )
 def test_what_cannot_be_added_up_ends_the_run_in_words_before_the_first_step(

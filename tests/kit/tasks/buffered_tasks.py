@@ -207,6 +207,7 @@ class Odd(nn.Module):
             case "state":
                 if not hasattr(self, "mask"):
                     self.register_buffer("mask", tokens.float().mean(0), persistent=False)
+                return self.head(self.embed(tokens) + self.mask[:, None]).float()
         return self.head(self.embed(tokens)).float()
 
 

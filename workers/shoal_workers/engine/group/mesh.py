@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal_workers.checkpoint.save_plan import REPLICATE
@@ -42,6 +43,12 @@ class Meshes:
     cp: DeviceMesh | None
     tp: DeviceMesh | None
     ep: DeviceMesh | None
+
+    def sum_over_data_ranks(self, tensor: Tensor) -> None:
+        """Replaces it by its sum over the ranks that have the same part of the model and other samples or tokens."""
+        for axis in range(self.dense.ndim):
+            if self.dense.size(axis) > 1:
+                dist.all_reduce(tensor, group=self.dense.get_group(axis))
 
 
 def build_mesh(layout: Layout, device_type: str, timeout_s: float, rank: int) -> Meshes:

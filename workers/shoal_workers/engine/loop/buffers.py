@@ -25,7 +25,14 @@ from torch import Tensor, nn
 
 from shoal_workers.engine.group.direct_collectives import all_reduce_small
 from shoal_workers.engine.parallel.device_copies import to_device
-from shoal_workers.engine.step.buffer_rule import NUM_THOROUGH, Buffer, find_buffers, folds, is_real, norms_of
+from shoal_workers.engine.step.buffer_rule import (
+    NUM_THOROUGH,
+    Buffer,
+    find_buffers,
+    folds,
+    norms_of,
+    values_after,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +136,7 @@ class LoopBuffers:
         Raises:
             ValueError: a large buffer has changed without torch's notice, and did not do so in the first updates.
         """
-        num, width = len(self._buffers), len(self._norms)
+        num = len(self._buffers)
         changed = [buffer for buffer, count in zip(self._buffers, totals[:num], strict=True) if count]
         for buffer in changed:
             if not buffer.is_computed and buffer.has_changed is not None:
@@ -143,19 +150,10 @@ class LoopBuffers:
         self._num_updates += 1
         self._pending = []
         if changed:
-            calls = [totals[num + rank * width : num + (rank + 1) * width] for rank in range(self._world_size)]
-            by_norm = {id(norm): [int(call[i]) for call in calls] for i, norm in enumerate(self._norms)}
-            num_calls = [by_norm.get(id(buffer.norm), []) for buffer in changed]
-            shares = []
-            for buffer, called in zip(changed, num_calls, strict=True):
-                share = buffer.share(sum(called[self._rank + 1 :])).double().reshape(-1)
-                shares.append(share / weight if buffer.norm is None and is_real(buffer.home) else share)
-            flat = torch.cat(shares)
-            if self._world_size > 1:
-                all_reduce_small(flat)
-            totals_of = torch.split(flat, [len(share) for share in shares])
-            for buffer, called, total in zip(changed, num_calls, totals_of, strict=True):
-                self._pending.append((buffer, buffer.after(total, sum(called))))
+            calls = torch.tensor(totals[num:], dtype=torch.float64).view(self._world_size, len(self._norms))
+            add_up = all_reduce_small if self._world_size > 1 else lambda _: None
+            values = values_after(changed, self._norms, calls, self._rank, add_up, weight)
+            self._pending = [*zip(changed, values, strict=True)]
         self._forget()
 
     def apply(self) -> None:

@@ -258,17 +258,26 @@ class _Buffers:
                     self._places.setdefault(id(buffer), []).append((module, key))
         self._changes: dict[int, Tensor] = {}
 
-    def forward(self, weight: float, state: TaskState | None) -> _Forward:
-        return _Forward(self, weight, state)
+    @contextmanager
+    def forward(self, weight: float, state: TaskState | None) -> Iterator[None]:
+        """Surrounds a forward pass, which begins with the buffers of the step."""
+        self._lend()
+        if state is not None:
+            state.load()
+        yield
+        if state is not None:
+            state.store()
+        self._take(weight)
+        self._lend()  # a backward pass that computes activations again finds them as the forward pass did
 
-    def lend(self) -> None:
+    def _lend(self) -> None:
         for number, places in self._places.items():
             copy = self._before[number].clone()
             for module, key in places:
                 module._buffers[key] = copy
 
     @torch.no_grad()
-    def take(self, weight: float) -> None:
+    def _take(self, weight: float) -> None:
         for number, places in self._places.items():
             before = self._before[number]
             for module, key in places:
@@ -293,24 +302,3 @@ class _Buffers:
                 module._buffers[key] = before
             if change is not None:
                 before.copy_(before ^ (change != 0) if before.dtype is torch.bool else before + change)
-
-
-@dataclass(slots=True)
-class _Forward:
-    """Surrounds a forward pass, which begins with the buffers of the step."""
-
-    buffers: _Buffers
-    weight: float
-    state: TaskState | None
-
-    def __enter__(self) -> None:
-        self.buffers.lend()
-        if self.state is not None:
-            self.state.load()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            if self.state is not None:
-                self.state.store()
-            self.buffers.take(self.weight)
-            self.buffers.lend()  # a backward pass that computes activations again finds them as the forward pass did

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
@@ -107,7 +106,6 @@ class BatchLoss:
     def _exchanged(self, parts: dict[int, tuple[Tensor, ...]], like: Sequence[Tensor] | None) -> list[Tensor]:
         """By embedding, those of all micro-batches. One rank has each and the others zeros, so every sum is exact."""
         assert like is not None
-        dense = self._generation.meshes.dense
         tensors = []
         for number, template in enumerate(like):
             dtype = (
@@ -118,8 +116,6 @@ class BatchLoss:
             )
             for index, embeddings in parts.items():
                 whole[index] = embeddings[number]
-            for axis in range(dense.ndim):
-                if dense.size(axis) > 1:
-                    dist.all_reduce(whole, group=dense.get_group(axis))
+            self._generation.meshes.sum_over_data_ranks(whole)
             tensors.append(whole)
         return tensors

@@ -17,7 +17,7 @@ hidden in `StepBuffers` (tasks) and `LoopBuffers` (loops), which alone call this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -190,6 +190,36 @@ def find_buffers(
                 elif key == "num_batches_tracked" and id(module) in norms and isinstance(module, BatchNorm):
                     norms[id(module)].counter = buffer
     return list(known.values()), list(norms.values())
+
+
+def values_after(
+    buffers: Sequence[Buffer],
+    norms: Sequence[Norm],
+    calls: Tensor,
+    rank: int,
+    add_up: Callable[[Tensor], object],
+    weight: float = 1.0,
+) -> list[Tensor]:
+    """B' of each buffer, on all ranks alike: one sum over the ranks, in double precision.
+
+    Args:
+        calls: those of each of `norms` on each rank, of shape (ranks, norms).
+        add_up: replaces a vector by its sum over all ranks.
+        weight: what the changes of all ranks are divided by, except those of norms and integers.
+    """
+    of_norms = {id(norm): (calls[rank + 1 :, n].sum(), calls[:, n].sum()) for n, norm in enumerate(norms)}
+    numbers = [of_norms.get(id(buffer.norm), (0, 0)) for buffer in buffers]
+    shares = []
+    for buffer, (later, _) in zip(buffers, numbers, strict=True):
+        share = buffer.share(later).double().reshape(-1)
+        shares.append(share / weight if buffer.norm is None and is_real(buffer.home) else share)
+    flat = torch.cat(shares)
+    add_up(flat)
+    totals = torch.split(flat, [len(share) for share in shares])
+    return [
+        buffer.after(total.to(as_sum(buffer.home).dtype), num_calls)
+        for buffer, total, (_, num_calls) in zip(buffers, totals, numbers, strict=True)
+    ]
 
 
 def norms_of(buffers: Iterable[Buffer]) -> list[Norm]:

@@ -40,13 +40,13 @@ from shoal_workers.engine.step.buffer_rule import (
     NUM_THOROUGH,
     Buffer,
     as_sum,
-    change_of,
     find_buffers,
     folds,
     from_sum,
     is_real,
     norms_of,
     unequal,
+    values_after,
 )
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.task_state import TaskState
@@ -120,7 +120,6 @@ class StepBuffers:
         there is a `doubt`, that counts, too."""
         self._doubts: list[_Doubt] = []
         """What the newest pass has left to be read."""
-        self._caches: dict[str, Tensor] = {}
         modules = (module for part in assembly.parts for module in part.modules())
         self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
         self._in_experts: set[int] = set()
@@ -200,6 +199,7 @@ class StepBuffers:
                     for buffer in [slot] if slot.norm is None else slot.norm.buffers:
                         buffer.is_known = True
         self._has_agreed, self.has_met_others = True, False
+        self._generation.check()
 
     def doubt(self) -> Tensor | None:
         """A bool scalar on the device: a buffer has changed in this pass that the ranks have not agreed on, or
@@ -255,14 +255,14 @@ class StepBuffers:
     @torch.no_grad()
     def _take(self, micro_batch: MicroBatch, part: int, slots: Sequence[_Slot]) -> None:
         for module, key in self._registered:
-            self._note_cache(part, module, key)
+            self._refuse_kept(part, module, key)
         buffers = {id(slot): slot.now for slot in slots}
         changed = self._changed(slots, buffers)
         calls = {id(norm): norm.count() for norm in norms_of(changed)}
         for slot in changed:
             now, slot.lent = buffers[id(slot)], None
             if now is None or now.shape != slot.home.shape or now.dtype != slot.home.dtype:
-                self._note_other_shape(slot, now)
+                self._refuse_other_shape(slot, now)
                 continue
             if not slot.is_known:
                 self._refuse(slot)
@@ -307,58 +307,41 @@ class StepBuffers:
 
     @torch.no_grad()
     def _add_up(self, known: Sequence[_Slot]) -> None:
-        """Two sums over the ranks: integers, and floating-point numbers in double precision."""
-        generation = self._generation
-        device, layout = generation.device, generation.layout
-        norms = norms_of(known)
-        data_rank = layout.data_rank(generation.rank)
-        calls = torch.zeros(layout.num_data_ranks, len(norms), dtype=torch.int64, device=device)
+        generation, layout = self._generation, self._generation.layout
+        norms, data_rank = norms_of(known), layout.data_rank(generation.rank)
+        calls = torch.zeros(layout.num_data_ranks, len(norms), dtype=torch.int64, device=generation.device)
         for column, norm in enumerate(norms):
             if norm.num_calls is not None:
                 calls[data_rank, column] = norm.num_calls
-        integers = [slot for slot in known if not is_real(slot.home)]
-        reals = [slot for slot in known if is_real(slot.home)]
         # Calls first: what a rank adds to a norm depends on how often the ranks after it have called the norm.
-        calls, *changes = self._summed([calls, *(slot.share() for slot in integers)])
-        by_norm = {id(norm): (calls[data_rank + 1 :, n].sum(), calls[:, n].sum()) for n, norm in enumerate(norms)}
-        later_and_all = [by_norm.get(id(slot.norm), (0, 0)) for slot in reals]
-        shares = [slot.share(later) for slot, (later, _) in zip(reals, later_and_all, strict=True)]
-        for slot, change in zip(integers, changes, strict=True):
-            slot.pending = slot.after(change)
-        for slot, (_, num_calls), change in zip(reals, later_and_all, self._summed(shares), strict=True):
-            slot.pending = slot.after(change, num_calls)
+        (calls,) = self._summed([calls])
+        values = values_after(known, norms, calls, data_rank, generation.meshes.sum_over_data_ranks)
+        generation.check()
+        for slot, value in zip(known, values, strict=True):
+            slot.pending = value
         self._compare_over_tp(known)
 
     @torch.no_grad()
     def _add_up_by_micro_batch(self, known: Sequence[_Slot]) -> None:
         """Sums in deterministic mode: each rank fills the rows of its micro-batches, so the sum over ranks is exact,
         and all add up the rows in their order."""
-        num = self._num_micro_batches
         rows: list[Tensor] = []
         for slot in known:
-            width = as_sum(slot.home).numel()
-            values = torch.zeros(num, width, dtype=as_sum(slot.home).dtype, device=slot.home.device)
-            calls = torch.zeros(num, dtype=torch.int64, device=slot.home.device)
+            home = as_sum(slot.home)
+            values = home.new_zeros(self._num_micro_batches, home.numel())
+            calls = torch.zeros(self._num_micro_batches, dtype=torch.int64, device=home.device)
             for index, now, number in slot.values:
-                values[index] = (as_sum(now) if slot.norm else change_of(now, slot.home)).reshape(-1)
+                values[index] = as_sum(now).reshape(-1)
                 calls[index] = number
             rows += [values, calls]
         integers = iter(self._summed([row for row in rows if not row.is_floating_point()]))
         reals = iter(self._summed([row for row in rows if row.is_floating_point()]))
         for slot in known:
+            home = as_sum(slot.home)  # V of a micro-batch that did not change it
             values = next(reals) if is_real(slot.home) else next(integers)
             calls = next(integers)
-            shape = as_sum(slot.home).shape
-            if slot.norm is None:
-                total = torch.zeros_like(values[0])
-                for row in values:  # not torch's own sum, whose order depends on the shape and the number of threads
-                    total += row
-                change = total / num if total.is_floating_point() else total
-                slot.pending = slot.after(change)
-                continue
-            home = as_sum(slot.home)  # V of a micro-batch without a call
-            for row, called in zip(values, calls, strict=True):
-                slot.add(torch.where(called > 0, row.view(shape), home), 1.0, called)
+            for row, called in zip(values, calls, strict=True):  # not torch's own sum, whose order depends on the shape
+                slot.add(torch.where(called > 0, row.view(home.shape), home), self._share, called)
             slot.pending = slot.after(slot.share(), calls.sum())
 
     def _compare_lent(self) -> None:
@@ -397,10 +380,8 @@ class StepBuffers:
         """Returns the sums over the ranks that have the same part of the model and other samples or tokens."""
         if not tensors or not sum(tensor.numel() for tensor in tensors):
             return list(tensors)
-        flat, dense = torch.cat([tensor.reshape(-1) for tensor in tensors]), self._generation.meshes.dense
-        for axis in range(dense.ndim):
-            if dense.size(axis) > 1:
-                dist.all_reduce(flat, group=dense.get_group(axis))
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._generation.meshes.sum_over_data_ranks(flat)
         self._generation.check()
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
@@ -454,49 +435,27 @@ class StepBuffers:
         if way_out:
             raise ValueError(f"{_described(slot)}, {way_out}")
 
-    def _note_other_shape(self, slot: _Slot, now: Tensor | None) -> None:
+    def _refuse_kept(self, part: int, module: nn.Module, key: str) -> None:
+        """Raises ValueError for a buffer that a forward pass has registered, unless it is a cache: those are dropped
+        after each micro-batch, and made again."""
+        if module._buffers.get(key) is None or key in module._non_persistent_buffers_set:
+            return
+        named = self._assembly.parts[part].named_modules()
+        name = ".".join(filter(None, (next((name for name, submodule in named if submodule is module), ""), key)))
+        raise ValueError(
+            f"the forward pass registers the buffer {name!r} of {_class_of(module)}, which checkpoints would hold, but "
+            "a new worker would not have. Register it in __init__, or with persistent=False if it is a cache."
+        )
+
+    @staticmethod
+    def _refuse_other_shape(slot: _Slot, now: Tensor | None) -> None:
+        """Raises ValueError, unless it is a cache that was resized: it is dropped, and made again."""
         if slot.is_kept or now is None:
             shape = "nothing" if now is None else f"{str(now.dtype).removeprefix('torch.')} {list(now.shape)}"
             raise ValueError(
                 f"{_described(slot)} from {str(slot.home.dtype).removeprefix('torch.')} {list(slot.home.shape)} to "
                 f"{shape}, and changes of different shapes cannot be added up. Give it its final shape in __init__, or "
                 "register it with persistent=False if it is a cache."
-            )
-        self._note_same(f"{slot.name} {list(now.shape)}", slot.name, now)
-
-    def _note_cache(self, part: int, module: nn.Module, key: str) -> None:
-        """Checks a buffer that a forward pass has registered, which must be a cache. ValueError if it is not."""
-        value = module._buffers.get(key)
-        if value is None:
-            return
-        prefix = next(
-            (name for name, submodule in self._assembly.parts[part].named_modules() if submodule is module), ""
-        )
-        name = f"{prefix}.{key}" if prefix else key
-        if key not in module._non_persistent_buffers_set:
-            raise ValueError(
-                f"the forward pass registers the buffer {name!r} of {_class_of(module)}, which checkpoints would "
-                "hold, but a new worker would not have. Register it in __init__, or with persistent=False if it is a "
-                "cache."
-            )
-        self._note_same(f"{name} {list(value.shape)}", name, value)
-
-    def _note_same(self, key: str, name: str, value: Tensor) -> None:
-        """Raises ValueError if a cache has other values than in an earlier micro-batch: it is dropped after each and
-        made anew."""
-        if self._num_passes > NUM_THOROUGH:
-            return
-        if key not in self._caches:
-            self._caches[key] = value
-            if self._num_passes == 1 and self._generation.rank == 0:
-                self._generation.outbox.log_text(
-                    f"the buffer {name!r} (persistent=False) is made or resized by the forward pass: it is dropped "
-                    "after each micro-batch and made again, so it cannot hold anything from one to the next."
-                )
-        elif _differ([(self._caches[key], value, False)])[0]:
-            raise ValueError(
-                f"the buffer {name!r} (persistent=False) is made by the forward pass, with other values in each "
-                "micro-batch, and checkpoints do not hold it. Register it in __init__ with persistent=True."
             )
 
 
