@@ -34,7 +34,7 @@ from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
-from shoal_workers.engine.state.restore import Restored, is_restoring, restore
+from shoal_workers.engine.state.restore import Restored, is_restoring, restore, step_of_checkpoint
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import Extra, Recent
@@ -239,7 +239,7 @@ class Trainer:
         must not cost the model."""
         assignment, pending = self._generation.assignment, None
         self._replicas.run(step)
-        if not self._saver.owns(assignment.restore_from) or not _is_committed(assignment.restore_from, step):
+        if not self._saver.owns(assignment.restore_from) or step_of_checkpoint(assignment.restore_from) < step:
             pending = self._save(step)
             self._generation.position.enter(Phase.COMMITTING)
             self._saver.wait_for_commit(pending, assignment.commit_timeout_s, self._generation.check)
@@ -457,10 +457,3 @@ class Trainer:
         self._saved_mono = time.monotonic()
         self._saving_s += time.perf_counter() - start
         return name
-
-
-def _is_committed(url: str | None, step: int) -> bool:
-    """Return whether the checkpoint at `url`, the newest one when the generation began, has this step or a later
-    one."""
-    name = CheckpointName.parse(url.rstrip("/").rpartition("/")[2]) if url is not None else None
-    return name is not None and name.step >= step

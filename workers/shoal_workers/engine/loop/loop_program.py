@@ -13,7 +13,6 @@ from torch.amp import GradScaler
 from torch.distributed import DistError
 
 from shoal_workers.checkpoint.errors import CheckpointError
-from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.spec import JobSpec
@@ -32,7 +31,7 @@ from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.program import Entered
-from shoal_workers.engine.state.restore import is_restoring
+from shoal_workers.engine.state.restore import is_restoring, start_step
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.user_code import is_of_task, report_of
@@ -97,7 +96,7 @@ class LoopProgram:
 
     def enter(self, membership: Membership, group: Group) -> Entered:
         """The state is restored when the loop names it; what is restored is known before."""
-        membership.position.reach(_start_of(membership.assignment))
+        membership.position.reach(start_step(membership.assignment))
         self._run = Run(
             membership,
             group,
@@ -164,13 +163,3 @@ def _scalers_refused() -> Iterator[None]:
         yield
     finally:
         GradScaler.scale = plain  # type: ignore[method-assign]
-
-
-def _start_of(assignment: Assignment) -> int:
-    """Completed steps of the state that the assignment names."""
-    if assignment.restore_snapshot is not None:
-        return assignment.restore_snapshot.step
-    if assignment.restore_from is None:
-        return 0
-    name = CheckpointName.parse(assignment.restore_from.rstrip("/").rpartition("/")[2])
-    return name.step if name is not None else 0

@@ -30,10 +30,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from shoal_workers.checkpoint.reader import fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
-from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
@@ -53,7 +51,7 @@ from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.parallel.device_copies import BatchCopies, to_device
 from shoal_workers.engine.process.data_processes import DataProcesses
 from shoal_workers.engine.process.exits import GenerationEnd
-from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
+from shoal_workers.engine.state.restore import Restored, is_restoring, read_source, start_step, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import Recent
 from shoal_workers.engine.step.first_look import look
@@ -61,7 +59,6 @@ from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.step.vote import Verdict
 from shoal_workers.engine.task.data_identity import RankData
 from shoal_workers.engine.task.randomness import seed_everything
-from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 AFTER_A_PASS = 0x41465450
@@ -217,11 +214,7 @@ class Run:
     @property
     def entry_step(self) -> int:
         """Step of the state that `track` puts into the objects; 0 if training begins."""
-        assignment = self._membership.assignment
-        if assignment.restore_snapshot is not None:
-            return assignment.restore_snapshot.step
-        name = CheckpointName.parse((assignment.restore_from or "").rstrip("/").rpartition("/")[2])
-        return name.step if name is not None else 0
+        return start_step(self._membership.assignment)
 
     def wrap(self, model: nn.Module, *, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
         """The model as the spec wants it: with `parallelism: {dp_shard: auto}` its parameters are sharded over the
@@ -666,36 +659,20 @@ class Run:
         return self._boundary
 
     def _restore(self, tracked: Tracked, recent: Recent) -> Restored:
-        assignment = self._membership.assignment
-        if not is_restoring(assignment):
+        if not is_restoring(self._membership.assignment):
             return Restored(0, 0, 0)
         self._membership.position.enter(Phase.RESTORING)
-        source = assignment.restore_snapshot
-        if source is not None:
-            if self._store is None:
-                reason = "this worker has no snapshot store"
-                raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
-            check = self._membership.check
-            known = self._store.load({}, source, check=check)
-            tensors = tracked.targets(known.unread, known.extra["tree"])
-            loaded = self._store.load(tensors, source, check=check)
-            extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes, loaded.remote_bytes
-        else:
-            assert assignment.restore_from is not None
-            filled = fill({}, directory=assignment.restore_from)
-            tensors = tracked.targets(filled.unread, filled.extra["tree"])
-            extra = fill(tensors, directory=assignment.restore_from, advanced=self._advanced).extra
-            num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
+        known = read_source(self._membership, {}, self._store)
+        tensors = tracked.targets(known.unread, known.extra["tree"])
+        loaded = read_source(self._membership, tensors, self._store)
+        extra = loaded.extra
         tracked.restore(tensors, extra["tree"])
         self._stream_states.texts = dict(extra.get("streams", {}))
         self._epochs[:] = extra.get("epochs", [])
         for report in (past := Recent.parse(extra.get("reports", ()))):
             recent.add(report)
             self.loss = getattr(report, "loss", self.loss)
-        return Restored(int(extra["step"]), num_bytes, remote_bytes, past=past)
-
-    def _advanced(self, num_bytes: int) -> None:
-        self._membership.check()
+        return Restored(int(extra["step"]), loaded.num_bytes, loaded.remote_bytes, past=past)
 
     def _commit_awaited(self) -> None:
         if self._awaits_commit:

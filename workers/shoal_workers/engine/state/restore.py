@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal_workers.checkpoint.reader import Filled, fill
+from shoal_workers.checkpoint.reader import fill
 from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.mixture_weights import InForce, from_json
 from shoal_workers.contract.spec import ContinueFrom
@@ -54,18 +55,22 @@ class Restored:
     frees_source: bool = False
     """True if this rank no longer needs what it was restored from; it is freed once all ranks say so."""
 
-    def __str__(self) -> str:
-        return f"{self.step} {self.num_bytes} {self.remote_bytes} {int(self.frees_source)}"
-
-    @staticmethod
-    def parse(text: str) -> Restored:
-        step, num_bytes, remote_bytes, frees_source = map(int, text.split())
-        return Restored(step, num_bytes, remote_bytes, frees_source=bool(frees_source))
-
 
 def is_restoring(assignment: Assignment) -> bool:
     """Returns False if the run starts from its seed."""
     return assignment.restore_snapshot is not None or assignment.restore_from is not None
+
+
+def start_step(assignment: Assignment) -> int:
+    """Return the completed steps of the state that an assignment names; 0 if training begins."""
+    source = assignment.restore_snapshot
+    return step_of_checkpoint(assignment.restore_from) if source is None else source.step
+
+
+def step_of_checkpoint(url: str | None) -> int:
+    """Return the step of a checkpoint's directory; 0 if there is none."""
+    name = CheckpointName.parse((url or "").rstrip("/").rpartition("/")[2])
+    return 0 if name is None else name.step
 
 
 def restore(
@@ -94,24 +99,13 @@ def restore(
     is_own = not _is_of_another_job(assignment, origin)
     tensors = state.tensors_to_restore(assignment.restore_snapshot)
     optional = {name: owner for name, owner in may_be_absent(state.update).items() if name in tensors}
-    if assignment.restore_snapshot is not None:
-        source = assignment.restore_snapshot
-        if store is None:
-            reason = "this worker has no snapshot store"
-            raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
-        restored_from: Loaded | Filled
-        restored_from = loaded = store.load(tensors, source, check=membership.check, optional=optional)
-        num_bytes, remote_bytes = loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
-    else:
-        assert assignment.restore_from is not None
-        restored_from = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(membership))
-        read = (tensor for name, tensor in tensors.items() if name not in restored_from.absent)
-        num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in read), 0
-    num_more = 0
-    if grown := grown_state(state.update, restored_from.unread):
-        num_more = _read_more(membership, {name: state.view.tensors()[name] for name in grown}, store)
-    state.update.drop_state(restored_from.absent)
-    extra = {**restored_from.extra, "optimizer_values": _plain_values(restored_from)}
+    loaded = read_source(membership, tensors, store, optional=optional)
+    num_bytes = loaded.num_bytes
+    if grown := grown_state(state.update, loaded.unread):
+        # state that an optimizer makes only after its first update, and that the source has
+        num_bytes += read_source(membership, {name: state.tensors()[name] for name in grown}, store).num_bytes
+    state.update.drop_state(loaded.absent)
+    extra = {**loaded.extra, "optimizer_values": _plain_values(loaded)}
     step, note = apply_extra(extra, state.update, is_own=is_own)
     if note and membership.rank == 0:
         membership.outbox.log_text(note)
@@ -120,8 +114,8 @@ def restore(
     changed = change_since(extra.get("data"), content_hash)
     return Restored(
         step=step,
-        num_bytes=num_bytes + num_more,
-        remote_bytes=remote_bytes,
+        num_bytes=num_bytes,
+        remote_bytes=loaded.remote_bytes,
         past=Recent.parse(extra.get("reports", ())) if is_own else (),
         loss_scale=extra.get("loss_scale"),
         data_change=changed,
@@ -131,22 +125,32 @@ def restore(
     )
 
 
-def _read_more(membership: Membership, tensors: dict[str, Tensor], store: SnapshotStore | None) -> int:
-    """State that an optimizer makes only after its first update, and that the source has. Returns its bytes."""
-    assignment = membership.assignment
-    if assignment.restore_snapshot is not None:
-        assert store is not None
-        store.load(tensors, assignment.restore_snapshot, check=membership.check)
-    else:
-        assert assignment.restore_from is not None
-        fill(tensors, directory=assignment.restore_from)
-    return sum(local_tensor(tensor).nbytes for tensor in tensors.values())
+def read_source(
+    membership: Membership,
+    tensors: Mapping[str, Tensor],
+    store: SnapshotStore | None,
+    *,
+    optional: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Fill tensors from the snapshot or the checkpoint that the assignment names. Raises as `restore`.
+
+    `optional`: those that the source may lack, each with its parameter's name."""
+    assignment, source = membership.assignment, membership.assignment.restore_snapshot
+    if source is not None:
+        if store is None:
+            reason = "this worker has no snapshot store"
+            raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
+        return store.load(tensors, source, check=membership.check, optional=optional)
+    assert assignment.restore_from is not None
+    filled = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(membership))
+    num_bytes = sum(local_tensor(tensor).nbytes for name, tensor in tensors.items() if name not in filled.absent)
+    return Loaded(filled.extra, num_bytes, 0, filled.other_extras, filled.absent, filled.unread)
 
 
-def _plain_values(restored_from: Loaded | Filled) -> dict[str, object]:
+def _plain_values(loaded: Loaded) -> dict[str, object]:
     """The optimizer's values that are not tensors: each rank has saved those of its own parameters."""
     values: dict[str, object] = {}
-    for extra in (*restored_from.other_extras, restored_from.extra):
+    for extra in (*loaded.other_extras, loaded.extra):
         values |= extra.get("optimizer_values", {})
     return values
 
@@ -181,13 +185,6 @@ class AllRestored:
     frees_source: bool
     """No rank needs what the group was restored from any more."""
 
-    def __str__(self) -> str:
-        return json.dumps(astuple(self))
-
-    @staticmethod
-    def parse(text: str) -> AllRestored:
-        return AllRestored(*json.loads(text))
-
 
 def when_all_have_restored(
     group: Group, restored: Restored, own: RankData, parts: Callable[[], Mapping[str, str]]
@@ -201,22 +198,17 @@ def when_all_have_restored(
         DataDiffers: on every rank alike, ranks read different data.
         FormFailed, Fenced: as `Group.form`.
     """
-    all_restored = AllRestored.parse(group.decide("restored", f"{restored}\n{own}", _sum_up))
+    told = json.dumps([restored.num_bytes, restored.remote_bytes, restored.frees_source, astuple(own)])
+    all_restored = AllRestored(*json.loads(group.decide("restored", told, _sum_up)))
     if all_restored.differing_rank is not None:
-        texts = group.gather("data", json.dumps([str(own), dict(parts())]))
+        texts = group.gather("data", json.dumps([astuple(own), dict(parts())]))
         data, all_parts = zip(*map(json.loads, texts), strict=True)
-        raise difference([RankData.parse(text) for text in data], all_parts, all_restored.differing_rank)
+        raise difference([RankData(*fields) for fields in data], all_parts, all_restored.differing_rank)
     return all_restored
 
 
 def _sum_up(texts: Sequence[str]) -> str:
-    """Sums up the texts of all ranks, on rank 0."""
-    pairs = [text.split("\n") for text in texts]
-    all_restored = [Restored.parse(restored) for restored, _ in pairs]
-    decision = AllRestored(
-        num_bytes=sum(restored.num_bytes for restored in all_restored),
-        remote_bytes=sum(restored.remote_bytes for restored in all_restored),
-        differing_rank=differing_rank([RankData.parse(data) for _, data in pairs]),
-        frees_source=all(restored.frees_source for restored in all_restored),
-    )
-    return str(decision)
+    """Sums up the texts of all ranks, on rank 0: the fields of `AllRestored`."""
+    num_bytes, remote_bytes, frees_source, data = zip(*map(json.loads, texts), strict=True)
+    differing = differing_rank([RankData(*fields) for fields in data])
+    return json.dumps([sum(num_bytes), sum(remote_bytes), differing, all(frees_source)])

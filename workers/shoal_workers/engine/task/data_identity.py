@@ -6,7 +6,6 @@ Called once per generation by the engine, before the first step.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,14 +23,6 @@ class RankData:
     content_hash: str
     """Empty: its dataset has none."""
     host: str
-
-    def __str__(self) -> str:
-        return json.dumps([self.content_hash, self.host])
-
-    @staticmethod
-    def parse(text: str) -> RankData:
-        content_hash, host = json.loads(text)
-        return RankData(content_hash, host)
 
 
 @dataclass(frozen=True, slots=True)

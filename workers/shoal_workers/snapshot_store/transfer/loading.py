@@ -65,6 +65,10 @@ class Loaded:
     unread: Mapping[str, Shape] = field(default_factory=dict)
     """See `LoadPlan`."""
 
+    @property
+    def num_bytes(self) -> int:
+        return self.local_bytes + self.remote_bytes
+
 
 def load(
     state: Mapping[str, torch.Tensor],

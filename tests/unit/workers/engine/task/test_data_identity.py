@@ -23,7 +23,7 @@ from shoal_workers.engine.task.data_identity import (
 
 
 def _ranks(*hashes: str) -> list[RankData]:
-    return [RankData.parse(str(RankData(value, f"10.0.0.{n}"))) for n, value in enumerate(hashes)]
+    return [RankData(value, f"10.0.0.{n}") for n, value in enumerate(hashes)]
 
 
 @pytest.mark.parametrize(
