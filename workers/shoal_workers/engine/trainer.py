@@ -26,6 +26,7 @@ from shoal_workers.contract.validation import is_exhausted, judge
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 from shoal_workers.engine.generation_ends import NonFinite
 from shoal_workers.engine.group.collectives import clock_of_this_thread, waited_s
+from shoal_workers.engine.group.gradient_buckets import clip_factor
 from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
 from shoal_workers.engine.health.replay import Replay
 from shoal_workers.engine.health.replica_check import ReplicaCheck
@@ -41,7 +42,7 @@ from shoal_workers.engine.state.training_state import Extra, Recent
 from shoal_workers.engine.step.batches import training_batches
 from shoal_workers.engine.step.first_look import remarks_on_labels, remarks_on_validation
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.gradients import GradientPass, clip_factor
+from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.step.loss_scale import Scaling
 from shoal_workers.engine.step.validation import validation_of
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
@@ -76,7 +77,7 @@ class Trainer:
         self._validation = validation_of(generation, runtime.update, runtime.assembly, self._gradients.passes)
         self._replay = Replay(generation, self._gradients)
         self._replicas = ReplicaCheck(generation, runtime.state.view)
-        self._non_finite = NonFiniteCheck(generation, runtime.assembly, self._gradients, self._replicas)
+        self._non_finite = NonFiniteCheck(generation, self._gradients, self._replicas)
         self._recent = Recent()
         self._scaling = Scaling(spec)
         self._extra = Extra(runtime.update, spec.seed, task.content_hash, self._recent, self._scaling)
@@ -170,7 +171,7 @@ class Trainer:
         end = self._catch_up()
         self._ended = time.perf_counter()
         while end is None:
-            self._profiling.boundary(self._generation.number, self._generation.rank, self._data_s)
+            self._profiling.boundary(self._generation.number, self._generation.rank, lambda: self._batches.spent_s)
             if position.step + 1 in self._generation.assignment.skip_steps:
                 self._skip(None)
                 requests = Requests()
@@ -182,12 +183,7 @@ class Trainer:
                     self._report(verdict, step_s)
                 self._generation.remarks.say(self._generation.rank, self._generation.outbox.log_text)
                 requests = verdict.requests
-                self._snapshots.voted(verdict, position.step)
-                if verdict.is_finite or requests.yields:
-                    self._snapshots.mark_complete(position.step)
-                if requests.snapshots or requests.yields:
-                    self._snapshot(replicate=self._snapshots.is_replicating(verdict))
-                self._snapshots.update(verdict, step_s, position.step)
+                self._snapshots.end_step(verdict, step_s, position.step)
             end = self._after(position.step, requests)
         return end
 
@@ -196,9 +192,6 @@ class Trainer:
         for split, data in (("training", task.train_data), ("validation", task.validation_data)):
             for text in remarks_on_labels(data, split):
                 self._generation.remarks.add(text)
-
-    def _data_s(self) -> float:
-        return self._batches.spent_s
 
     def _catch_up(self) -> GenerationEnd | None:
         """Do what a lost group may have left undone after the step that this generation starts from."""
@@ -266,7 +259,11 @@ class Trainer:
         if clock is not None:
             clock.end()
         compute_s = device_s if device_s is not None else time.perf_counter() - start - (waited_s() - waited)
-        requests = self._requests_after(step + 1)  # before the costs: a send that ends in between has not arrived yet
+        requests = replace(
+            self._snapshots.requests(step + 1, saves=self._is_save_time()),
+            varies=self._gradients.passes.has_deviated,
+            agrees_on_buffers=self._gradients.buffers.has_met_others,
+        )
         self._replicas.finish(step)
         copy_s, send_s = self._snapshots.take_costs()
         saving_s, self._saving_s = self._saving_s, 0.0
@@ -281,21 +278,21 @@ class Trainer:
             data_s=self._batches.spent_s - data,
             cpu_wait_s=self._cpu_wait.take(),
             saving_s=saving_s,
-            metrics=self._gradients.metric_sums(),
+            metrics=self._gradients.metric_sums,
             uses=self._gradients.uses(),
-            doubt=self._gradients.buffer_doubt(),
+            doubt=self._gradients.buffers.doubt(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
         generation.check()
         if verdict.requests.varies:  # the weight has no meaning, either
-            self._gradients.keep_whole()
+            self._gradients.passes.keep_whole()
             return self._again()
         weight = self._gradients.weight(verdict.metrics)
         is_rescaled = self._scaling.learn(weight)
         if verdict.requests.agrees_on_buffers or is_rescaled:
             if verdict.requests.agrees_on_buffers:
-                self._gradients.agree_on_buffers()
+                self._gradients.buffers.agree()
             return self._again()
         verdict = verdict.over(weight)
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
@@ -327,23 +324,6 @@ class Trainer:
         self._gradients.forget()
         return self.step()
 
-    def _requests_after(self, step: int) -> Requests:
-        """What this rank requests after step number `step`."""
-        fence = self._generation.fence
-        yields = fence.is_yield_requested
-        snapshots = self._snapshots.is_due(step)
-        return Requests(
-            yields=yields,
-            durably=yields and fence.is_durable_requested,
-            saves=self._is_save_time(),
-            snapshots=snapshots,
-            replicates=snapshots and self._snapshots.is_sending_due(step),
-            is_sending=self._snapshots.is_sending,
-            lacks_memory=self._snapshots.lacks_memory,
-            varies=self._gradients.has_deviated,
-            agrees_on_buffers=self._gradients.meets_new_buffers,
-        )
-
     def _refuse_or_skip(self, step: int, verdict: Verdict, *, counts: bool) -> None:
         """`counts`: the weights of the step do not add up to 0."""
         self._num_skipped += 1
@@ -371,8 +351,7 @@ class Trainer:
     def _skip(self, verdict: Verdict | None) -> None:
         """The step's samples are used up, and nothing is updated; on all ranks."""
         generation = self._generation
-        for parameter in self._runtime.assembly.parameters():
-            parameter.grad = None
+        self._gradients.forget()
         generation.position.reach(generation.position.step + 1)
         if generation.rank == 0:
             generation.outbox.report(
@@ -385,13 +364,6 @@ class Trainer:
                     ranks=not_finite_ranks(verdict) if verdict else (),
                 )
             )
-
-    def _snapshot(self, *, replicate: bool) -> None:
-        if not self._snapshots.is_on:
-            return
-        position = self._generation.position
-        position.enter(Phase.SNAPSHOT)
-        self._snapshots.take(position.step, replicate=replicate)
 
     def _is_save_time(self) -> bool:
         """Rank 0's clock decides for all ranks."""

@@ -2,7 +2,7 @@
 
 What is sent is a copy: `grad` stays what autograd has made until `give`. A bucket is always made of the same parameters
 in the same order, so the sums have the same bits whether they were sent early or not. Used by the gradients of a loop
-and by the plain replicas of a task.
+and by the plain replicas of a task, as are the norm of gradients and the factor by which they are clipped.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from shoal_workers.torch_internals import overlaps_itself
 FIRST_BUCKET_BYTES = 1 << 20
 """Small, so that something is under way soon; as in DistributedDataParallel."""
 BUCKET_BYTES = 8 << 20
+_EPS = 1e-6
+"""That of `torch.nn.utils.clip_grad_norm_`."""
 _COMPARED_BYTES = 8 << 20
 """Gradients that are compared by value in an update; the others have their turn in the next ones."""
 
@@ -188,6 +190,27 @@ class GradientBuckets:
         bucket = self._buckets[self._num_launched]
         self._num_launched += 1
         bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+
+
+@torch.no_grad()
+def squares_of(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the sum of the squares of all elements, of complex ones of their absolute values: a float64 scalar on the
+    device. Not in half precision: each norm would be rounded to 8 or 11 bits, and the factor of all gradients would
+    depend on how they are divided."""
+    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for gradient in gradients:
+        by_kind.setdefault((gradient.dtype, gradient.device), []).append(gradient)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for (dtype, _), same_kind in by_kind.items():
+        norms = torch._foreach_norm(same_kind, 2, dtype=torch.promote_types(dtype, torch.float32))
+        total += torch.stack(norms).double().square().sum().to(device)
+    return total
+
+
+def clip_factor(total_norm: float, max_norm: float | None) -> float:
+    """Return what all gradients are multiplied by: below 1 if `total_norm` is above `max_norm`, of which None means
+    any."""
+    return 1.0 if max_norm is None else min(1.0, max_norm / (total_norm + _EPS))
 
 
 def _divided(parameters: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -25,7 +25,6 @@ from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatc
 from shoal_workers.engine.group.agreement import gather_values
 from shoal_workers.engine.health.replay import wait_for_removal
 from shoal_workers.engine.health.replica_check import ReplicaCheck
-from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.step.vote import Verdict
@@ -56,11 +55,8 @@ class WrongPass:
 class NonFiniteCheck:
     """Training thread only."""
 
-    def __init__(
-        self, generation: Generation, assembly: Assembly, gradients: GradientPass, replicas: ReplicaCheck
-    ) -> None:
+    def __init__(self, generation: Generation, gradients: GradientPass, replicas: ReplicaCheck) -> None:
         self._generation = generation
-        self._assembly = assembly
         self._gradients = gradients
         self._replicas = replicas
 
@@ -83,15 +79,11 @@ class NonFiniteCheck:
     def _repeat(self, step: int, scale: float) -> list[Pass]:
         passes = []
         for _ in range(2):
-            self._drop_gradients()
+            self._gradients.forget()
             loss = self._gradients.run(step, scale)
             passes.append(_pass(loss, self._gradients.squared_norm(self._gradients.gradients())))
-        self._drop_gradients()
+        self._gradients.forget()
         return passes
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._assembly.parameters():
-            parameter.grad = None
 
     def _accuse(self, wrong: WrongPass, step: int) -> None:
         generation = self._generation

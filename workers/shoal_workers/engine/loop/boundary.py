@@ -40,7 +40,7 @@ from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import PlainValues, Recent
 from shoal_workers.engine.step.generation import Membership
-from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, Vote, begin_vote
+from shoal_workers.engine.step.vote import Ballot, Verdict, Vote, begin_vote
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 _SETTLING_SHARE = 0.05
@@ -189,11 +189,7 @@ class StepBoundary:
             self._observer.observe(step, membership.check, membership.position.note)
             self._ended = time.perf_counter()
         requests = verdict.requests
-        self._snapshots.voted(verdict, step)
-        if requests.snapshots or requests.yields:
-            membership.position.enter(Phase.SNAPSHOT)
-            self._snapshots.take(step, replicate=self._snapshots.is_replicating(verdict))
-        self._snapshots.update(verdict, step_s, step)
+        self._snapshots.end_step(verdict, step_s, step)
         pending = None
         if requests.durably or requests.saves or is_due(step, self._spec.checkpoint.every_steps):
             pending = self.save(step)
@@ -203,9 +199,8 @@ class StepBoundary:
     def begin_vote(self, data_s: float, sums: Sequence[float], on_device: Tensor | None = None) -> Vote:
         """All ranks: begins the vote of an update. `sums`, then `on_device`, float64 of shape (n,): further numbers,
         whose sums over all ranks are `uses` of the verdict. What is counted then is given to `voted`."""
-        membership, fence = self._membership, self._membership.fence
-        step = membership.position.step + 1
-        snapshots, yields = self._snapshots.is_due(step), fence.is_yield_requested
+        membership, step = self._membership, self._membership.position.step + 1
+        requests = self._snapshots.requests(step, saves=self._is_save_time())
         if self._costs is None:
             self._costs = self._snapshots.take_costs()
         copy_s, send_s = self._costs
@@ -218,15 +213,7 @@ class StepBoundary:
         ballot = Ballot(
             loss_sum=self._zero,  # the loss is among the sums
             squared_norm=self._zero,
-            requests=Requests(
-                yields=yields,
-                durably=yields and fence.is_durable_requested,
-                saves=self._is_save_time(),
-                snapshots=snapshots,
-                replicates=snapshots and self._snapshots.is_sending_due(step),
-                is_sending=self._snapshots.is_sending,
-                lacks_memory=self._snapshots.lacks_memory,
-            ),
+            requests=requests,
             compute_s=compute_s,
             copy_s=copy_s,
             send_s=send_s,

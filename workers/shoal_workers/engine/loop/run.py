@@ -37,13 +37,14 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
 from shoal_workers.engine.generation_ends import GroupBroken, NonFinite
 from shoal_workers.engine.group.direct_collectives import all_reduce_small
+from shoal_workers.engine.group.gradient_buckets import clip_factor, squares_of
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, Observer, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.data import Epoch, Reader, Source, Wanted, is_stream, source_of
 from shoal_workers.engine.loop.gradient_samples import GradientSamples
 from shoal_workers.engine.loop.gradients import Gradients
-from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, squares_of, wrapped
+from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
 from shoal_workers.engine.media.current import split
@@ -490,8 +491,8 @@ class Run:
                 "rate, or clip= in run.steps(), may help.",
                 None,
             )
-        if clip is not None and norm > clip:
-            torch._foreach_mul_([*gradients, *sharded.parts], clip / norm)
+        if (factor := clip_factor(norm, clip)) < 1.0:
+            torch._foreach_mul_([*gradients, *sharded.parts], factor)
         self._membership.position.enter(Phase.OPTIMIZER)
         boundary.unsettle()
         self._buffers.apply()

@@ -12,7 +12,7 @@ The spec (`parallelism`) decides the layout of the mesh. Training thread only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout, ParallelismSpec, ShardLevel
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.group.gradient_buckets import squares_of
 from shoal_workers.engine.parallel.sharding import (
     default_shard_units,
     move_additions,
@@ -120,24 +121,12 @@ class ShardedGradients:
 
     def squares(self, device: torch.device) -> Tensor:
         """Return this rank's summand of the squared norm: the sum over all ranks is the squared norm."""
-        return squares_of([part for part in self.parts if part.numel()], device) / self._num_replicas
+        return squares_of(self.parts, device) / self._num_replicas
 
     @torch.no_grad()
     def divide(self, weight: float) -> None:
         if self.parts:
             torch._foreach_div_(self.parts, weight)
-
-
-def squares_of(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the sum of the squares of all elements, a float64 scalar on the device."""
-    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for gradient in gradients:
-        by_kind.setdefault((gradient.dtype, gradient.device), []).append(gradient)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for (dtype, _), same_kind in by_kind.items():
-        norms = torch._foreach_norm(same_kind, 2, dtype=torch.promote_types(dtype, torch.float32))
-        total += torch.stack(norms).double().square().sum().to(device)
-    return total
 
 
 def split_dim(tensor: DTensor, path: str, mesh: DeviceMesh | None) -> int | None:

@@ -31,11 +31,12 @@ import time
 from collections.abc import Sequence
 
 from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.worker_reports import SnapshotCost, SnapshotsStopped
 from shoal_workers.engine.state.device_state import SnapshotState
 from shoal_workers.engine.state.training_state import PlainValues
 from shoal_workers.engine.step.generation import Membership
-from shoal_workers.engine.step.vote import NO_BUDDY, NOTHING_ARRIVED, Verdict
+from shoal_workers.engine.step.vote import NO_BUDDY, NOTHING_ARRIVED, Requests, Verdict
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
@@ -82,19 +83,6 @@ class Snapshots:
         self._busy_since_s = time.process_time()
 
     @property
-    def is_on(self) -> bool:
-        return self._store is not None
-
-    @property
-    def lacks_memory(self) -> bool:
-        """True if this rank has no memory for snapshots, or for copies, so that copies of the others are of no use."""
-        return self._lacks_memory
-
-    @property
-    def is_sending(self) -> bool:
-        return self._store is not None and self._store.is_sending
-
-    @property
     def arrived_step(self) -> float:
         """Returns what the ballot needs, once `take_costs` was called; see vote.Ballot."""
         whole, store = self._copies.whole_step, self._store
@@ -124,16 +112,6 @@ class Snapshots:
             self._store.break_off_send()
         self._busy_since_s = time.process_time()
 
-    def voted(self, verdict: Verdict, step: int) -> None:
-        """Called after each vote, before the snapshot of its step: a copy that is sent with it must not replace one of
-        those that have just become whole."""
-        self._copies.voted(verdict.arrived_steps, step)
-
-    def is_replicating(self, verdict: Verdict) -> bool:
-        """All ranks: whether the state after this step is copied to be sent."""
-        self._has_senders = any(at != NO_BUDDY for at in verdict.arrived_steps)
-        return verdict.requests.replicates and not verdict.requests.is_sending
-
     def take_costs(self) -> tuple[float, float]:
         """Once per vote: what snapshots cost since the last vote.
 
@@ -145,16 +123,37 @@ class Snapshots:
         copy_s, self._copy_s = self._copy_s, 0.0
         return copy_s, self._copies.sent(cost)
 
-    def is_due(self, step: int) -> bool:
-        """Rank 0: whether the state after `step` shall be copied."""
-        return self._decides and self._pace.copies.is_due(step)
+    def requests(self, step: int, *, saves: bool) -> Requests:
+        """Called before `take_costs`: a send that ends in between has not arrived yet. Returns what this rank requests
+        after `step`. `saves`: a checkpoint is due by the clock."""
+        fence = self._membership.fence
+        yields, copies = fence.is_yield_requested, self._decides and self._pace.copies.is_due(step)
+        return Requests(
+            yields=yields,
+            durably=yields and fence.is_durable_requested,
+            saves=saves,
+            snapshots=copies,
+            replicates=copies and self._pace.sends.is_due(step),
+            is_sending=self._store is not None and self._store.is_sending,
+            lacks_memory=self._lacks_memory,
+        )
 
-    def is_sending_due(self, step: int) -> bool:
-        """Rank 0: whether the state after `step` shall be sent to the buddies."""
-        return self._decides and self._pace.sends.is_due(step)
+    def end_step(self, verdict: Verdict, step_s: float, step: int) -> None:
+        """Called after each step, when it was reported: takes the snapshot that the vote has requested, and sets the
+        pace."""
+        # before the snapshot: a copy that is sent with it must not replace one of those that have just become whole
+        self._copies.voted(verdict.arrived_steps, step)
+        requests = verdict.requests
+        if verdict.is_finite or requests.yields:
+            self._mark_complete(step)
+        if self._store is not None and (requests.snapshots or requests.yields):
+            self._membership.position.enter(Phase.SNAPSHOT)
+            self._has_senders = any(at != NO_BUDDY for at in verdict.arrived_steps)
+            self._take(self._store, step, replicate=requests.replicates and not requests.is_sending)
+        self._adapt(verdict, step_s, step)
 
-    def mark_complete(self, step: int) -> None:
-        """Called after each update, before anything else: marks a buffer in shared memory with the step that it holds.
+    def _mark_complete(self, step: int) -> None:
+        """Marks a buffer in shared memory with the step that it holds.
 
         Readers take the values that are not tensors from the part of shard 0."""
         if self._state.why_left:
@@ -168,30 +167,27 @@ class Snapshots:
         self._state.finish(self._stamp(step), self._encoded(step))
         self._copy_s = time.thread_time() - start_s
 
-    def take(self, step: int, *, replicate: bool) -> None:
+    def _take(self, store: SnapshotStore, step: int, *, replicate: bool) -> None:
         """Take a snapshot of the state after `step`. When this returns, the live tensors may change again.
 
-        The time to collect the state is part of the cost."""
-        if self._store is None:
-            return
+        The time to collect the state is part of the cost. `replicate`: the copy is sent, on all ranks."""
         self._num_taken += 1
         self._pace.copies.done(step)
         if self._num_taken == 1:
             self._measure_state()
         was_moved_before = self._state.is_in_shared_memory
-        if was_moved_before or self._move_to_shared_memory(self._store, step):
+        if was_moved_before or self._move_to_shared_memory(store, step):
             if not was_moved_before:
-                self.mark_complete(step)
+                self._mark_complete(step)
             if replicate and self._has_senders and self._can_copy:
-                self._replicate(self._store, step)
+                self._replicate(store, step)
         else:
-            self._copy_s = self._copy(self._store, step)
+            self._copy_s = self._copy(store, step)
             if replicate:
                 self._send(step)
 
-    def update(self, verdict: Verdict, step_s: float, step: int) -> None:
-        """Called after each step: frees older snapshots once they are not needed; rank 0 also adapts the pace to the
-        cost."""
+    def _adapt(self, verdict: Verdict, step_s: float, step: int) -> None:
+        """Frees older snapshots once they are not needed; rank 0 also adapts the pace to the cost."""
         is_older_needed = self._num_taken <= 2 or self._copies.are_lacking
         if verdict.requests.lacks_memory:
             self._can_copy, is_older_needed = False, False

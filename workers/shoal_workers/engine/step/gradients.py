@@ -23,9 +23,8 @@ In deterministic mode FSDP reduces nothing; `ExactGradients` does so after the l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,6 +34,7 @@ from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients, ExactSums
 from shoal_workers.engine.deterministic.integer_sum import sums_over_ranks
+from shoal_workers.engine.group.gradient_buckets import squares_of
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly, SharedParameter
 from shoal_workers.engine.parallel.cutting import local
@@ -76,7 +76,7 @@ class GradientPass:
             (model,) = assembly.parts
             self._exact = ExactGradients(model, generation.spec.batch.num_micro_batches)
         self._exact_sums: ExactSums | None = None
-        self._buffers = buffers = StepBuffers(generation, assembly)
+        self.buffers = buffers = StepBuffers(generation, assembly)
         self.passes: Passes = (
             LocalPasses(generation, assembly, self._exact, buffers)
             if generation.layout.pp == 1
@@ -84,10 +84,12 @@ class GradientPass:
         )
         self._partial_gradients = PartialGradients(assembly, generation.meshes)
         self._copies = assembly.copies()
-        self._uses = UseCounts(trained, generation.layout.world_size)
+        self._trained = trained
         self._updated = _Updated(generation, assembly, trained)
         self._metrics = self._updated.metrics(0)
-        self._metric_sums = torch.zeros(0, dtype=torch.float64, device=generation.device)
+        self.metric_sums = torch.zeros(0, dtype=torch.float64, device=generation.device)
+        """Float64 of shape (n,): this rank's share of the task's metrics in the last `run`, each a mean times `weight`;
+        before them that of the weight itself, if losses have weights."""
 
     def run(self, step: int, scale: float = 1.0, *, is_voted: bool = False) -> Tensor:
         """Run all micro-batches of this rank in the step that follows `step` completed ones. `is_voted`: a vote follows
@@ -99,38 +101,32 @@ class GradientPass:
         self._metrics = self._updated.metrics(step)
         for part in self._assembly.parts:
             forget_load(part)
-        self._buffers.begin()
+        self.buffers.begin()
         others = self._updated.others(step)
+        self._exact_sums = None
         if self._exact is None:
             shares = self.passes.shares(step, self.batches, scale, is_voted=is_voted)
             for parameter in others.values():  # their part of the gradient of another optimizer's loss
                 parameter.grad = None
             self._partial_gradients.add_up()
-            self._sum_load()
-            self._buffers.add_up()
-            self._agree(shares, step)
-            self._metric_sums = self._metrics.sums(shares)
-            return torch.stack([share.loss for share in shares]).sum() if shares else self._zero()
-        self._exact_sums = None
-        self._exact.skipped = others.keys()
-        shares = []
-        while self._exact_sums is None:  # the largest gradient, and so the grid, is known only after a pass
-            self._exact.begin()
-            self._buffers.begin()
-            shares = self.passes.shares(step, self.batches, scale)
-            self._exact_sums = self._exact.reduce([share.loss for share in shares])
-        self._sum_load()
-        self._buffers.add_up()
+        else:
+            self._exact.skipped = others.keys()
+            while self._exact_sums is None:  # the largest gradient, and so the grid, is known only after a pass
+                self._exact.begin()
+                self.buffers.begin()
+                shares = self.passes.shares(step, self.batches, scale)
+                self._exact_sums = self._exact.reduce([share.loss for share in shares])
+        for part in self._assembly.parts:
+            sum_load(part, self._generation.meshes.sum_over_data_ranks)
+        self.buffers.add_up()
         self._agree(shares, step)
+        if self._exact_sums is None:
+            self.metric_sums = self._metrics.sums(shares)
+            return torch.stack([share.loss for share in shares]).sum() if shares else self._zero()
         if self._metrics.num_sums:
             totals = sums_over_ranks(self._metrics.columns(shares))
-            self._metric_sums = torch.stack([self._from_rank_0(total) for total in totals])
+            self.metric_sums = torch.stack([self._from_rank_0(total) for total in totals])
         return self._from_rank_0(self._exact_sums.loss)
-
-    def metric_sums(self) -> Tensor:
-        """Float64 of shape (n,): this rank's share of the task's metrics in the last `run`, each a mean times `weight`;
-        before them that of the weight itself, if losses have weights."""
-        return self._metric_sums
 
     def metrics(self, sums: Sequence[float]) -> dict[str, float]:
         """The task's metrics by name, without those that are not finite. `sums`: `metric_sums` of all ranks, added
@@ -150,21 +146,21 @@ class GradientPass:
             return self._metrics.weight(sums)
 
     def uses(self) -> Tensor:
-        """Returns this rank's part of the counts of `drop_unused`."""
+        """Returns, float64 of shape (number of trained parameters,), 1 for what this rank has used: the sum over ranks
+        is for `drop_unused`."""
         used = {key for axis in self._assembly.data_axes for key in axis.used_parameters()}
         is_exact = self._exact is not None  # then FSDP sums nothing, and no rank has zeros for what it has not used
-        return self._uses.encoded(
-            {
-                name
-                for name, parameter in self._assembly.all_parameters()
-                if parameter.grad is not None and (is_exact or id(parameter) in used)
-            }
-        )
+        names = {
+            name
+            for name, parameter in self._assembly.all_parameters()
+            if parameter.grad is not None and (is_exact or id(parameter) in used)
+        }
+        return torch.tensor([float(name in names) for name in self._trained], dtype=torch.float64)
 
     def drop_unused(self, uses: Sequence[float], step: int) -> None:
         """Called after the vote, before the update: removes the gradient of each parameter that no rank has used in the
         step. `uses`: the sum of all ranks' `uses`."""
-        unused = self._uses.unused(uses)
+        unused = [name for name, count in zip(self._trained, uses, strict=True) if not count]
         if not unused:
             return
         for name, parameter in self._assembly.all_parameters():
@@ -207,34 +203,10 @@ class GradientPass:
         """Called right before the optimizer's step: what a step changes in the model beside its parameters."""
         for part in self._assembly.parts:
             move_biases(part)
-        self._buffers.apply()
-
-    @property
-    def has_deviated(self) -> bool:
-        """For the ballot: see `Passes.has_deviated`."""
-        return self.passes.has_deviated
-
-    def keep_whole(self) -> None:
-        """Called by all ranks if one has deviated, before they run the step again."""
-        self.passes.keep_whole()
-
-    @property
-    def meets_new_buffers(self) -> bool:
-        """Whether, for the ballot, in the last `run` a buffer has changed on this rank that the ranks do not exchange
-        yet. Then all call `agree_on_buffers`, and run the step again."""
-        return self._buffers.has_met_others
-
-    def buffer_doubt(self) -> Tensor | None:
-        """See `StepBuffers.doubt`: for the ballot."""
-        return self._buffers.doubt()
-
-    def agree_on_buffers(self) -> None:
-        """Agrees with all ranks on the buffers that change: a collective."""
-        self._buffers.agree()
-        self._generation.check()
+        self.buffers.apply()
 
     def forget(self) -> None:
-        """Called before a step is repeated, because its backward passes would add to the gradients."""
+        """Called before a step is repeated or skipped, because later backward passes would add to the gradients."""
         for parameter in self._assembly.parameters():
             parameter.grad = None
 
@@ -264,18 +236,6 @@ class GradientPass:
             f"{', '.join(unused[:_SHOWN])}{more}. Use them in forward(), leave them out of the model, or set "
             "requires_grad_(False) if this is meant."
         )
-
-    def _sum_load(self) -> None:
-        """Sum the experts' loads over the ranks that have the same blocks and other samples or tokens."""
-        dense = self._generation.meshes.dense
-
-        def over_data_ranks(load: Tensor) -> Any:
-            for axis in range(dense.ndim):
-                if dense.size(axis) > 1:
-                    dist.all_reduce(load, group=dense.get_group(axis))
-
-        for part in self._assembly.parts:
-            sum_load(part, over_data_ranks)
 
     def _from_rank_0(self, total: float) -> Tensor:
         """Rank 0 contributes the total and the others zero, so the sum over ranks is exact in any order."""
@@ -432,49 +392,6 @@ def _spread(flat: Tensor, gradients: Sequence[Tensor]) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-_BITS = 52
-"""A float64 represents every whole number of this many bits exactly."""
-
-
-class UseCounts:
-    """Counts of one generation: for each parameter of the whole model the ranks that have used it in the step."""
-
-    def __init__(self, names: Iterable[str], world_size: int) -> None:
-        """`names`: of all parameters that can have a gradient, in the same order on every rank."""
-        self._names = tuple(names)
-        # Enough bits for a count of all ranks: no sum carries into the next parameter's bits.
-        self._bits = max(1, world_size.bit_length())
-        per_number = _BITS // self._bits
-        self._groups = [self._names[i : i + per_number] for i in range(0, len(self._names), per_number)]
-
-    def encoded(self, used: Collection[str]) -> Tensor:
-        """Float64 of shape (n,), n the same on every rank: what this rank adds to the counts."""
-        numbers = [
-            sum(1 << (self._bits * place) for place, name in enumerate(group) if name in used) for group in self._groups
-        ]
-        return torch.tensor(numbers, dtype=torch.float64)
-
-    def unused(self, sums: Sequence[float]) -> list[str]:
-        """The names that no rank has used, in their order. `sums`: of what all ranks have encoded."""
-        mask = (1 << self._bits) - 1
-        return [
-            name
-            for group, number in zip(self._groups, sums, strict=True)
-            for place, name in enumerate(group)
-            if not int(number) >> (self._bits * place) & mask
-        ]
-
-
-_EPS = 1e-6
-_HALF = (torch.bfloat16, torch.float16)
-
-
-def clip_factor(total_norm: float, max_norm: float | None) -> float:
-    """What all gradients are multiplied by: below 1 if `total_norm` is above `max_norm`. None if they are not
-    clipped."""
-    return 1.0 if max_norm is None else min(1.0, max_norm / (total_norm + _EPS))
-
-
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """This rank's shards of all gradients that exist."""
@@ -497,11 +414,8 @@ class Gradients:
         """Scalar float64: this rank's share of the sum of squares; the shares of all ranks add up to the model's."""
         total = torch.zeros((), dtype=torch.float64, device=device)
         for share, gradients in self.by_share.items():
-            present = [gradient for gradient in gradients if gradient.numel()]
-            # Tied copies have share 0, so each value counts once.
-            if present and share:
-                norms = torch.stack([norm.to(torch.float64) for norm in _norms(present)])
-                total += torch.dot(norms, norms) * share
+            if share:  # tied copies have share 0, so each value counts once
+                total += squares_of(gradients, device) * share
         return total
 
     @torch.no_grad()
@@ -509,14 +423,3 @@ class Gradients:
         if factor != 1.0:
             for gradients in self.by_share.values():
                 torch._foreach_mul_(gradients, factor)
-
-
-def _norms(gradients: list[Tensor]) -> list[Tensor]:
-    """L2 norm of each; of complex ones, of their absolute values. Not in half precision: each shard's norm would be
-    rounded to 8 or 11 bits, and the factor of all gradients would depend on how they are divided."""
-    if not any(gradient.dtype in _HALF for gradient in gradients):
-        return list(torch._foreach_norm(gradients))
-    return [
-        torch.linalg.vector_norm(gradient, dtype=torch.float32 if gradient.dtype in _HALF else None)
-        for gradient in gradients
-    ]

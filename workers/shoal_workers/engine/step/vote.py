@@ -89,7 +89,7 @@ class Ballot:
     """Float64 of shape (n,), with the same n on every rank: this rank's share of the weights, if losses have any, and
     of the task's own metrics."""
     uses: Tensor | None = None
-    """Float64 of shape (n,), with the same n on every rank: see `UseCounts`."""
+    """Float64 of shape (n,), with the same n on every rank: 1 for each parameter that it has used."""
     doubt: Tensor | None = None
     """A bool scalar on the device: if true, `requests.agrees_on_buffers` holds, too."""
 

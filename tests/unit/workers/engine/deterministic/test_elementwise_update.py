@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.optimizers import OptimizerSpec
-from shoal_workers.engine.step.gradients import Gradients, clip_factor
+from shoal_workers.engine.group.gradient_buckets import clip_factor
+from shoal_workers.engine.step.gradients import Gradients
 from shoal_workers.engine.step.parameter_groups import default_groups, parameters_in
 from shoal_workers.engine.step.update import adamw
 

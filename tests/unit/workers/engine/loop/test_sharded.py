@@ -16,7 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, fully_sharded, replicated
-from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, plain_parameters, squares_of, wrapped
+from shoal_workers.engine.group.gradient_buckets import squares_of
+from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, plain_parameters, wrapped
 
 
 @pytest.fixture
