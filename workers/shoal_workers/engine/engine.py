@@ -300,13 +300,13 @@ class Engine:
                 attempt=assignment.attempt,
                 generation=assignment.generation,
                 rank=assignment.rank,
-                is_over=lambda: self._fence.is_fenced(assignment.generation),
+                is_over=lambda: self._fence.of(assignment.generation).is_raised,
             )
             self._form(assignment, group)
             with logging_to(self._recorder, self._position):
                 return self._program.run()
         except BaseException as error:
-            is_fenced = self._fence.is_fenced(assignment.generation)
+            is_fenced = self._fence.of(assignment.generation).is_raised
             end = classify(error, self._position.phase, is_fenced=is_fenced, is_formed=group.is_formed)
             if end is None:
                 raise

@@ -47,9 +47,8 @@ class Program(Protocol):
     sums_gradients: bool
     """True if it needs `Group.gradients`."""
 
-    @property
-    def shape(self) -> ModelShape | None:
-        """Returns, on any thread, the shape of the model that was trained last; None if none was."""
+    shape: ModelShape | None
+    """The shape of the model that was trained last; None if none was. Any thread."""
 
     def prepare(self, expected_bytes: int = 0) -> None:
         """Everything that needs no group. Idempotent.

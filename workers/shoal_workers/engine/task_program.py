@@ -93,13 +93,9 @@ class TaskProgram:
         """The model of the newest generation; None if there is none yet, or it could not be kept."""
         self._built_lr = 0.0
         """`optimizer.lr` for which the runtime was built."""
-        self._shape: ModelShape | None = None
+        self.shape: ModelShape | None = None
         self._trainer: Trainer | None = None
         self._memory_toucher: MemoryToucher | None = None
-
-    @property
-    def shape(self) -> ModelShape | None:
-        return self._shape
 
     def prepare(self, expected_bytes: int = 0) -> None:
         """Imports the task, lets it prepare, opens its data, and builds a first tiny model. Idempotent.
@@ -183,7 +179,7 @@ class TaskProgram:
         else:
             check_whole(None)
         runtime, self._built_lr = self.runtime, self._settings.optimizer.lr
-        self._shape = runtime.shape
+        self.shape = runtime.shape
         self._trainer = trainer = Trainer(generation, runtime, self._saver, self._snapshot_store, self._profiling)
         membership.check()
         built = time.perf_counter()

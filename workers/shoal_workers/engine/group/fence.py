@@ -17,34 +17,26 @@ class Fence:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._fenced_to = -1
-        self._yield_to = -1
-        self._durable_to = -1
+        self.fenced_to = -1
+        self.yield_to = -1
+        self.durable_to = -1
+        """The newest generation that is over, shall yield, and shall yield with a checkpoint."""
 
     def raise_to(self, generation: int) -> None:
         """End every generation up to this one."""
         with self._lock:
-            self._fenced_to = max(self._fenced_to, generation)
+            self.fenced_to = max(self.fenced_to, generation)
 
     def request_yield(self, generation: int, *, durable: bool) -> None:
         """Makes every generation up to this one stop at its next step boundary; `durable`: with a checkpoint of it."""
         with self._lock:
-            self._yield_to = max(self._yield_to, generation)
+            self.yield_to = max(self.yield_to, generation)
             if durable:
-                self._durable_to = max(self._durable_to, generation)
+                self.durable_to = max(self.durable_to, generation)
 
     def of(self, generation: int) -> GenerationFence:
         """The fence as one generation sees it."""
         return GenerationFence(self, generation)
-
-    def is_fenced(self, generation: int) -> bool:
-        return generation <= self._fenced_to
-
-    def is_yield_requested(self, generation: int) -> bool:
-        return generation <= self._yield_to
-
-    def is_durable_requested(self, generation: int) -> bool:
-        return generation <= self._durable_to
 
 
 class GenerationFence:
@@ -57,16 +49,16 @@ class GenerationFence:
     @property
     def is_raised(self) -> bool:
         """True if the generation is over."""
-        return self._fence.is_fenced(self._generation)
+        return self._generation <= self._fence.fenced_to
 
     @property
     def is_yield_requested(self) -> bool:
-        return self._fence.is_yield_requested(self._generation)
+        return self._generation <= self._fence.yield_to
 
     @property
     def is_durable_requested(self) -> bool:
         """True if the requested yield needs a durable checkpoint."""
-        return self._fence.is_durable_requested(self._generation)
+        return self._generation <= self._fence.durable_to
 
     def check(self) -> None:
         """Raises Fenced if the generation is over."""

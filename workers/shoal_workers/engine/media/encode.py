@@ -28,7 +28,6 @@ from shoal_workers.contract.media import (
     NUM_BINS,
     MediaHistogram,
     MediaTable,
-    MediaText,
 )
 from shoal_workers.engine.media.capture import (
     Captured,
@@ -129,10 +128,6 @@ def histogram(captured: CapturedTensor) -> MediaHistogram:
 def table(captured: CapturedTable) -> MediaTable:
     rows = tuple(tuple(map(_cell, row)) for row in captured.rows)
     return MediaTable(name=captured.name, columns=captured.columns, rows=rows, num_rows=captured.num_rows)
-
-
-def text(name: str, message: str, num_chars: int) -> MediaText:
-    return MediaText(name=name, text=message, num_chars=num_chars)
 
 
 def _cell(value: Any) -> str | bool | int | float | None:

@@ -28,11 +28,12 @@ from shoal_workers.contract.media import (
     MediaRanks,
     MediaRecord,
     MediaSpec,
+    MediaText,
     RecordName,
     thinned_out,
 )
 from shoal_workers.engine.media.capture import Captured, capture
-from shoal_workers.engine.media.encode import fetched, histogram, image_file, table, text
+from shoal_workers.engine.media.encode import fetched, histogram, image_file, table
 from shoal_workers.engine.media.staging import Staging
 
 _MAX_WAITING = 64
@@ -249,7 +250,7 @@ class Recorder:
             images=tuple(images),
             histograms=tuple(histogram(tensor) for tensor in captured.tensors),
             tables=tuple(table(media_table) for media_table in captured.tables),
-            texts=tuple(text(*media_text) for media_text in captured.texts),
+            texts=tuple(MediaText(name=name, text=text, num_chars=num) for name, text, num in captured.texts),
             notes=tuple(notes),
         )
 

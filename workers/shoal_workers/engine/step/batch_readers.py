@@ -218,13 +218,10 @@ class Stream:
         if not any(pending == key for _, pending in self._pending) and not self._begin(key):
             return None
         while self._pending[0][1] != key:
-            self._drop()
+            self._await(self._pending.popleft()[0])
         number, _ = self._pending.popleft()
         self._fill()
-        while number not in self.arrived:
-            self._check()
-            self._readers.receive()
-        read = self.arrived.pop(number)
+        read = self._await(number)
         if read.failed:
             self._note(read.failed)
             return None
@@ -237,7 +234,7 @@ class Stream:
         if self._pending and self._newest is not None and key <= self._newest:
             return False
         while self._pending:
-            self._drop()
+            self._await(self._pending.popleft()[0])
         coming = self._requests(key)
         first = next(coming, None)
         if first is None or first.key != key:
@@ -255,12 +252,11 @@ class Stream:
             self._pending.append((number, request.key))
             self._newest = request.key
 
-    def _drop(self) -> None:
-        number, _ = self._pending.popleft()
+    def _await(self, number: int) -> _Read:
         while number not in self.arrived:
             self._check()
             self._readers.receive()
-        del self.arrived[number]
+        return self.arrived.pop(number)
 
     def _note(self, failed: str) -> None:
         if failed != _LOST and not self._noted:

@@ -23,7 +23,7 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -196,7 +196,7 @@ class _Trial:
                     raise _No(f"its state {key!r} has another shape than the parameter")
 
     def _compare_pieces(self, whole: Optimizer) -> None:
-        for piece in (_first_rows, _last_rows, _no_rows, _first_columns):
+        for piece in _PIECES:
             cut = self._made([[piece(tensor) for tensor in group] for group in self._tensors])
             self._steps(cut, [[[piece(tensor) for tensor in group] for group in step] for step in self._gradients[:-1]])
             for parameter, parameter_whole in zip(_parameters(whole), _parameters(cut), strict=True):
@@ -304,17 +304,10 @@ def _is_close(value: object, other: object) -> bool:
     return torch.allclose(value, other, rtol=tolerance, atol=tolerance * 1e-2, equal_nan=True)
 
 
-def _first_rows(tensor: Tensor) -> Tensor:
-    return tensor[:3].clone()
-
-
-def _last_rows(tensor: Tensor) -> Tensor:
-    return tensor[3:].clone()
-
-
-def _no_rows(tensor: Tensor) -> Tensor:
-    return tensor[:0].clone()
-
-
-def _first_columns(tensor: Tensor) -> Tensor:
-    return tensor[:, : max(1, tensor.shape[1] // 2)].clone() if tensor.ndim > 1 else tensor[1:4].clone()
+_PIECES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda tensor: tensor[:3],
+    lambda tensor: tensor[3:],
+    lambda tensor: tensor[:0],
+    lambda tensor: tensor[:, : max(1, tensor.shape[1] // 2)] if tensor.ndim > 1 else tensor[1:4],
+)
+"""The first and the last rows, none, and the first columns."""

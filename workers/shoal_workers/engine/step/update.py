@@ -70,6 +70,8 @@ class Update:
         is the same one if it is whole. `is_rebuilt`: the task's own, elementwise one, over these.
         `not_elementwise`: why it is not."""
         self.optimizer = optimizer
+        self._inner = optimizer.inner if isinstance(optimizer, Averaging) else optimizer
+        """Without the averages of its parameters."""
         self.not_elementwise = not_elementwise
         self._is_rebuilt = is_rebuilt
         self._local_parameters = local_parameters
@@ -128,9 +130,8 @@ class Update:
     @property
     def _attributes(self) -> dict[str, Any]:
         """Those of an optimizer that is neither torch's nor Shoal's: a counter beside its state is state, too."""
-        optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
-        is_known = type(optimizer).__module__.startswith(("torch.optim", "shoal_workers."))
-        return {} if is_known else vars(optimizer)
+        is_known = type(self._inner).__module__.startswith(("torch.optim", "shoal_workers."))
+        return {} if is_known else vars(self._inner)
 
     @property
     def keeps_tensors(self) -> bool:
@@ -139,7 +140,7 @@ class Update:
 
     def _unsaved(self) -> Iterator[tuple[str, object]]:
         """Yields all that the optimizer, or what is hooked into its steps, keeps and no checkpoint holds."""
-        optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
+        optimizer = self._inner
         roots = {
             name: value
             for name, value in vars(optimizer).items()
@@ -341,8 +342,7 @@ class Update:
     @property
     def _may_grow(self) -> bool:
         """True if it may make more state in a later update than in its first: those of torch and Shoal do not."""
-        optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
-        known = type(optimizer).__module__.startswith(("torch.optim", own_optimizers.__name__))
+        known = type(self._inner).__module__.startswith(("torch.optim", own_optimizers.__name__))
         return not known and not self.is_built_in
 
     def make_state(self, name: str, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:

@@ -8,20 +8,20 @@ from shoal_workers.engine.group.fence import Fence
 
 def test_a_fence_only_rises() -> None:
     fence = Fence()
-    assert not fence.is_fenced(0)
+    assert not fence.of(0).is_raised
     fence.raise_to(3)
     fence.raise_to(1)
-    assert [fence.is_fenced(g) for g in (0, 3, 4)] == [True, True, False]
+    assert [fence.of(g).is_raised for g in (0, 3, 4)] == [True, True, False]
 
 
 def test_a_yield_is_durable_once_any_request_is() -> None:
     fence = Fence()
     fence.request_yield(3, durable=False)
-    assert not fence.is_durable_requested(3)
+    assert not fence.of(3).is_durable_requested
     fence.request_yield(3, durable=True)
     fence.request_yield(3, durable=False)
-    assert fence.is_durable_requested(3)
-    assert not fence.is_durable_requested(4)
+    assert fence.of(3).is_durable_requested
+    assert not fence.of(4).is_durable_requested
 
 
 def test_a_generation_sees_orders_for_itself_only() -> None:
