@@ -4,8 +4,8 @@
     after each update          average <- decay average + (1 - decay) weight
     frozen, never used         no average: such a weight is its own
 
-Since it is one more tensor of an optimizer's state, under the key `weights_ema`, it is sharded, copied, saved, restored
-and replayed from gradient logs by what does so with moments. A job without it pays nothing. Validation reads the
+Since it is one more tensor of an optimizer's state, under the key `weights_ema`, it is sharded, copied, saved and
+restored by what does so with moments. A job without it pays nothing. Validation reads the
 averages in place of the weights (`averaged_weights`), and so does an export. Buffers are not averaged. Made by
 `named_optimizer`.
 """

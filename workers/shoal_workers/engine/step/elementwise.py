@@ -1,5 +1,5 @@
-"""Whether an optimizer updates every element on its own, so that it may run on local shards and be stepped again
-elsewhere: known of torch's own classes and Shoal's, and found out by a trial for all others.
+"""Whether an optimizer updates every element on its own, so that it may run on local shards, and write its state
+elsewhere than it reads it: known of torch's own classes and Shoal's, and found out by a trial for all others.
 
     the trial    an equal optimizer steps small random tensors of the parameters' dimensions and dtypes, with gradients
                  from 1e-4 to 1e3

@@ -1,7 +1,7 @@
 """Makes the optimizer that a spec names, over the parameters of a sharded model, like a task's `build_optimizer`.
 
-What is elementwise then runs on the local shards and is replayed from gradient logs, as a task's own is: update.py and
-elementwise.py find that out. The built-in AdamW is made elsewhere, see `default_update`. Called by `build_update`.
+What is elementwise then runs on the local shards, as a task's own does: update.py and elementwise.py find that out.
+The built-in AdamW is made elsewhere, see `default_update`. Called by `build_update`.
 """
 
 from __future__ import annotations

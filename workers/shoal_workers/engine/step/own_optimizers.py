@@ -1,14 +1,13 @@
 """Optimizers that torch does not have, or does not have for sharded parameters.
 
-    Lion            elementwise: runs on local shards, and is replayed from gradient logs
+    Lion            elementwise: runs on local shards
     Adafactor       torch's own update of whole tensors
     MuonAndAdamW    torch's Muon of whole matrices, and torch's AdamW of the local shards of all other parameters
 
 The last two update whole tensors: each rank gathers one parameter at a time, with its gradient, calls torch's function,
 and keeps its own part of the result. So the values are those of one process, whatever the layout. The state that has
 the shape of its parameter is sharded as that is; the rest (the factors of Adafactor) is small, and equal on all ranks.
-Snapshots of them are copies, since no buddy could step them again from the gradients of one shard. Made by
-`named_optimizer`; a buddy makes Lion again by its path.
+Snapshots of them are copies. Made by `named_optimizer`.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ with which batch.
     step           0        1        2        3        4        5
     batch          0        1        1        2        3        3
 
-Each update is a step of its own: it has its gradient over the whole global batch, its vote, its place in snapshots and
-in the gradient log. So a death, a resize and a value that is not finite cost what they cost every task, and the second
-update of a round sees the weights of the first one at every world size. A batch serves updates of different optimizers;
-one that has been updated with a batch gets the next one.
+Each update is a step of its own: it has its gradient over the whole global batch, its vote and its place in snapshots.
+So a death, a resize and a value that is not finite cost what they cost every task, and the second update of a round
+sees the weights of the first one at every world size. A batch serves updates of different optimizers; one that has been
+updated with a batch gets the next one.
 
 Pure functions of the step. Hidden here: how a task declares its optimizers, and what it may return from
 `training_step`. Made by `load_task`; called by the passes, `Batches` and the trainer.
