@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal_service.cluster.isolation import Account, IsolationConfig, IsolationError, account, isolate
+from shoal_service.cluster.isolation import Account, IsolationConfig, account, isolate
+from shoal_service.problems import SettingsError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolate needs Linux")
 NOBODY = 65534
@@ -19,18 +20,18 @@ def _config(folder: Path, **changes: object) -> IsolationConfig:
 
 def test_without_root_it_says_so_and_what_else_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(IsolationError, match=r"only root .* user 1000.*shoal serve --cluster NAME.*shoal join"):
+    with pytest.raises(SettingsError, match=r"only root .* user 1000.*shoal serve --cluster NAME.*shoal join"):
         isolate(_config(tmp_path))
 
 
 def test_a_user_who_is_not_there_is_named_with_the_command_that_makes_one() -> None:
-    with pytest.raises(IsolationError, match=r"isolate_user 'no-such-user'.*useradd --system no-such-user"):
+    with pytest.raises(SettingsError, match=r"isolate_user 'no-such-user'.*useradd --system no-such-user"):
         account("isolate_user", "no-such-user", Path("/"))
 
 
 @pytest.mark.parametrize("name", ["root", "0"])
 def test_root_is_no_user_for_jobs(name: str) -> None:
-    with pytest.raises(IsolationError, match=f"isolate_user '{name}' has the rights of root"):
+    with pytest.raises(SettingsError, match=f"isolate_user '{name}' has the rights of root"):
         account("isolate_user", name, Path("/"))
 
 
@@ -49,11 +50,11 @@ def test_the_environment_of_another_user_has_no_directory_of_this_one() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 class TestAsRoot:
     def test_workers_and_gateway_are_two_users(self, tmp_path: Path) -> None:
-        with pytest.raises(IsolationError, match=r"isolate_user '65534' and isolate_gateway_user '65534' are the same"):
+        with pytest.raises(SettingsError, match=r"isolate_user '65534' and isolate_gateway_user '65534' are the same"):
             isolate(_config(tmp_path, gateway_user="65534"))
 
     def test_checkpoints_are_not_below_the_closed_directory(self, tmp_path: Path) -> None:
-        with pytest.raises(IsolationError, match=r"checkpoint_url .* is below state_dir .*SHOAL_CHECKPOINT_URL"):
+        with pytest.raises(SettingsError, match=r"checkpoint_url .* is below state_dir .*SHOAL_CHECKPOINT_URL"):
             isolate(_config(tmp_path, checkpoints=tmp_path / "checkpoints"))
 
     def test_an_interpreter_that_the_user_cannot_run_is_named(
@@ -62,6 +63,6 @@ class TestAsRoot:
         (tmp_path / "closed").mkdir(mode=0o700)
         (tmp_path / "closed" / "python").symlink_to(sys.executable)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "closed" / "python"))
-        with pytest.raises(IsolationError, match=r"cannot run .*closed/python .*Install Shoal where every user"):
+        with pytest.raises(SettingsError, match=r"cannot run .*closed/python .*Install Shoal where every user"):
             isolate(_config(tmp_path))
         assert (tmp_path / "jobs").stat().st_uid == NOBODY
