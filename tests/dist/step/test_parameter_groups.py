@@ -1,4 +1,4 @@
-"""Parameter groups of a task's optimizer are those of the whole model in every stage of a pipeline and in every shard."""
+"""Parameter groups of a task's optimizer are those of the whole model in every stage of a pipeline and in shards."""
 
 from __future__ import annotations
 
