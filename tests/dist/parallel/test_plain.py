@@ -134,17 +134,17 @@ def test_one_worker_and_what_the_spec_asks_for_are_not_refused(
 def test_a_detached_weight_that_the_task_keeps_has_the_values_of_each_step(
     make_job: Any, reference: Any, kept_in: str
 ) -> None:
-    """Its memory stays where it is: a snapshot has a copy, from which the survivor of a lost worker goes on."""
+    """Its memory stays where it is: a snapshot has a copy, from which a survivor and a new worker go on."""
     spec = {**SPEC, "task": "referring_tasks:Referring", "model": {"kept_in": kept_in}}
     job = make_job(memory=True, **spec)
-    survivor, victim = job.workers(2)
+    survivor, victim, spare = job.workers(3)
     victim.strike("backward", 4, "kill")
     job.start([survivor, victim], layout=plain(2))
     assert victim.died()
     source = job.in_memory(job.interrupt([survivor]), [survivor])
     assert source.step in (3, 4), "the survivor may not have ended the step before"
-    job.finish([survivor], layout=plain(1), restore_snapshot=source)
-    assert job.losses([survivor]) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+    job.finish([survivor, spare], layout=plain(2), restore_snapshot=source)
+    assert job.losses([survivor, spare]) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
 
 
 KINDS = ("no_grad", "data", "assigned", "copied", "decayed", "once")
