@@ -310,6 +310,7 @@ def test_what_ranks_must_not_decide_alone_is_refused_in_a_sentence(make_job: Any
     expected = {
         "alone": "rank 1 has left the loop after step 3, and the other ranks go on",
         "own_rate": "the learning rate differs between ranks in step 2",
+        "own_decay": "the parameters of SGD differ between ranks",
         "scaled": "a GradScaler scales the loss",
         "misfit": "is float32 ['any', ",
     }

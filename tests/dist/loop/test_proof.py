@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,28 @@ def test_a_trial_sends_no_message(make_job: Any, tmp_path: Path) -> None:
             server.shutdown()
     assert sorted(posts) == [str(step) for step in range(4) for _ in range(4)], "one for each micro-batch"
     assert lines == [], "it is proven"
+
+
+@pytest.mark.parametrize("how", ["connects", "datagrams", "asyncio"])
+def test_a_trial_connects_only_to_its_group_and_to_read_by_http(make_job: Any, tmp_path: Path, how: str) -> None:
+    kind = socket.SOCK_DGRAM if how == "datagrams" else socket.SOCK_STREAM
+    received: list[bytes] = []
+    with socket.socket(socket.AF_INET, kind) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        (tmp_path / "port").write_text(str(receiver.getsockname()[1]))
+        if kind == socket.SOCK_STREAM:
+            receiver.listen(100)
+        assert run(make_job, how, tmp_path)[0] == [], "it is proven"
+        receiver.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                if kind == socket.SOCK_DGRAM:
+                    received.append(receiver.recv(100))
+                else:
+                    with receiver.accept()[0] as connection:
+                        connection.settimeout(10.0)
+                        received.append(connection.recv(100))
+    assert sorted(received) == sorted(b"%d;" % step for step in range(4) for _ in range(4)), "one per micro-batch"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Parameter groups of a task's optimizer are those of the whole model in every stage of a pipeline."""
+"""Parameter groups of a task's optimizer are those of the whole model in every stage of a pipeline and in shards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kit.worlds import plain_reference
-from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
+from shoal_workers.contract.layout import Layout, Schedule, ShardLevel, fully_sharded, plain
 from shoal_workers.contract.worker_reports import StepReport
 
 _STEPS = 4
@@ -43,3 +43,13 @@ def test_groups_by_position_and_by_name_are_those_of_the_whole_model(make_job: A
     assert {one.step: one.loss for one in job.reported(workers, StepReport)} == pytest.approx(
         {step: values[0] for step, values in plain.items()}, abs=2e-6
     )
+
+
+@pytest.mark.parametrize("layout", [plain(2), fully_sharded(2)], ids=["whole", "sharded"])
+def test_an_optimizer_reads_attributes_that_the_model_has_set_on_parameters(make_job: Any, layout: Layout) -> None:
+    spec = {**SPEC, "task": "grouped_tasks:Attributed"}
+    job = make_job("job", **spec)
+    workers = job.workers(2)
+    job.finish(workers, layout=layout)
+    plain_losses = {step: values[0] for step, values in plain_reference.losses(spec, _STEPS).items()}
+    assert job.losses(workers) == pytest.approx(plain_losses, abs=2e-6)

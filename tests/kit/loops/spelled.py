@@ -11,6 +11,7 @@ joint            a SyncBatchNorm; each rank has one micro-batch of a step, and i
 unequal          run.gather of tensors of different lengths
 misfit           run.gather of tensors of different widths
 own_rate         each rank sets the learning rate by its own loss
+own_decay        a rank sets the weight decay alone, after what was proven
 scaled           a GradScaler
 """
 
@@ -96,6 +97,8 @@ def train(run):
             of_maker.zero_grad()
             if how == "own_rate" and run.rank == 0:
                 of_judge.param_groups[0]["lr"] *= 0.5
+            if how == "own_decay" and run.rank == 0 and run.step == 3:
+                of_judge.param_groups[0]["weight_decay"] = 0.5
             if how == "plateau":
                 plateau.step(run.loss)
             log(run, maker, of_judge)

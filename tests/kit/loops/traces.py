@@ -2,13 +2,16 @@
 
 anyone, guarded    every process writes a file; the one that run.is_rank_zero names
 posts              every process posts to the port in the file `port`
+connects, datagrams, asyncio    every process sends to it in another way
 reads ahead        with a process that reads
 waits              the same, and trials do not end
 large              more parameters than are tried
 other              a trial ends its process
 """
 
+import asyncio
 import os
+import socket
 import sys
 import time
 import urllib.request
@@ -32,6 +35,30 @@ class Points:
         return torch.tensor([index * 0.3, index % 5]).sin()
 
 
+def connect(port, words):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(words)
+
+
+def send_datagram(port, words):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(words, ("127.0.0.1", port))
+
+
+def connect_by_asyncio(port, words):
+    async def send():
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(words)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    asyncio.run(send())
+
+
+SENDING = {"connects": connect, "datagrams": send_datagram, "asyncio": connect_by_asyncio}
+
+
 def train(run):
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
@@ -48,6 +75,9 @@ def train(run):
         if HOW == "posts":
             with suppress(OSError):  # as who sends a message that may be lost
                 urllib.request.urlopen(f"http://127.0.0.1:{(DIRECTORY / 'port').read_text()}", str(run.step).encode())
+        if HOW in SENDING:
+            with suppress(OSError):
+                SENDING[HOW](int((DIRECTORY / "port").read_text()), f"{run.step};".encode())
         if HOW == "waits" and os.getpid() != WORKER:
             time.sleep(600)
         if HOW == "other" and os.getpid() != WORKER:

@@ -1,4 +1,4 @@
-"""Optimizers with groups that depend on the whole model: by position, and by name."""
+"""Optimizers with groups that depend on the whole model: by position, by name, and by attributes of parameters."""
 
 import torch
 from metered_tasks import Steps
@@ -33,3 +33,35 @@ class FirstHalfFrozen(Grouped):
     def build_optimizer(self, model, settings):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return torch.optim.SGD(trained, lr=settings["lr"], momentum=0.9)
+
+
+class Scaled(torch.optim.Optimizer):
+    """Reads attributes of parameters in each step."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.sub_(parameter.grad, alpha=group["lr"] * getattr(parameter, "lr_scale", 1.0))
+
+
+class Attributed(Counting):
+    """The model says of its parameters whether they decay, and by what their rate is multiplied."""
+
+    def build_model(self):
+        model = Steps(29, 24, 4)
+        for parameter in model.parameters():
+            parameter._no_weight_decay = parameter.ndim < 2
+            parameter.lr_scale = 0.2 if parameter.ndim < 2 else 1.0
+        return model
+
+    def build_optimizer(self, model, settings):
+        by_decay = {0.0: [], 0.5: []}
+        for parameter in model.parameters():
+            by_decay[0.0 if getattr(parameter, "_no_weight_decay", False) else 0.5].append(parameter)
+        groups = [{"params": own, "weight_decay": decay} for decay, own in by_decay.items() if own]
+        return Scaled(groups, settings["lr"])

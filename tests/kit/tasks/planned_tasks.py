@@ -15,6 +15,7 @@ RIGHT = ("", "partial", "between", "ignored", "shifted", "metric", "mean", "weig
 WRONG = {
     "fused": "tp2",
     "head_norm": "tp2",
+    "small_norm": "tp2",
     "skip": "pp2",
     "pool": "cp2",
     "arange": "cp2",
@@ -48,13 +49,15 @@ class Attention(nn.Module):
             self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         else:
             self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.head_norm = nn.LayerNorm(self.k) if kind in ("head_norm", "partial", "half") else nn.Identity()
+        self.head_norm = nn.LayerNorm(self.k) if "norm" in kind or kind in ("partial", "half") else nn.Identity()
         self.core, self.out = Core(), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).chunk(3, -1) if self.kind == "fused" else (self.query(x), self.key(x), self.value(x))
         q, k, v = (part.unflatten(-1, (-1, self.k)).transpose(1, 2) for part in parts)
-        if self.kind != "half" or q.dtype is torch.bfloat16:  # as for a kernel that exists in half precision only
+        if self.kind == "small_norm":  # so that its gradient is a small part of the model's
+            q = q + 0.01 * self.head_norm(q)
+        elif self.kind != "half" or q.dtype is torch.bfloat16:  # as for a kernel that exists in half precision only
             q = self.head_norm(q)
         return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
 

@@ -42,8 +42,8 @@ from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, Observer, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.data import Epoch, Reader, Source, Wanted, is_stream, source_of
-from shoal_workers.engine.loop.gradient_samples import GradientSamples
 from shoal_workers.engine.loop.gradients import Gradients
+from shoal_workers.engine.loop.late_changes import LateChanges
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
@@ -153,7 +153,7 @@ class Run:
         self._zero = torch.zeros((), dtype=torch.float64, device=membership.device)
         self._buffers = LoopBuffers({}, 0, 1, membership.device)
         """Those of the tracked modules."""
-        self._samples_of_gradients = GradientSamples(())
+        self._late_changes = LateChanges(())
         self._processes = DataProcesses()
         self._copies = BatchCopies(membership.device)
         self._stream_states = StreamStates()
@@ -255,7 +255,7 @@ class Run:
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size, self.device)
         tracked.unmarked = self._buffers.paths
         if self._spec.elasticity.max_workers > 1:
-            self._samples_of_gradients = GradientSamples(tracked.optimizers().values())
+            self._late_changes = LateChanges(tracked.optimizers().values())
         self._mark = partial(tracked.mark, only_counted=True)
         state = TrackedState(tracked, self._spec.seed, recent, self._stream_states, self._epochs)
         self._boundary = StepBoundary(
@@ -418,13 +418,13 @@ class Run:
         self._check()
         self._membership.position.enter(Phase.BACKWARD)
         weight = (self.default_weight if weight is None else weight) * self._micro.weight
-        self._samples_of_gradients.begin_backward()
+        self._late_changes.begin_backward()
         self._gradients.begin_backward(is_last_micro_batch=self._num_left == 0)
         try:
             (loss * weight).backward()  # type: ignore[no-untyped-call]
         finally:
             self._gradients.end_backward()
-        self._samples_of_gradients.end_backward()
+        self._late_changes.end_backward()
         if not self._is_in_micro_batch:
             self._micro_weight = 0.0
         self._weight_sum += max(0.0, weight - self._micro_weight)
@@ -446,11 +446,11 @@ class Run:
         """
         self._check()
         boundary = self._tracked("update")
-        factors = self._samples_of_gradients.end(optimizer)
+        changes = self._late_changes.end(optimizer)
         flags = self._gradients.send(optimizer)
         sharded = ShardedGradients(optimizer, self._membership.layout.dp_replicate)
         rate = sum(float(group["lr"]) for group in optimizer.param_groups)
-        numbers = [self._weight_sum, rate, rate**2, *factors, *flags]
+        numbers = [self._weight_sum, rate, rate**2, *changes, *flags]
         rewritten = self._gradients.rewritten(optimizer)
         is_rewritten = self._zero if rewritten is None else to_device(rewritten.double(), self.device)
         scalars = torch.stack([self._loss_sum, sharded.squares(self.device), is_rewritten])
@@ -465,7 +465,7 @@ class Run:
         self._refuse_leaving_alone(verdict)
         boundary.voted(verdict)
         weight, rates, squared_rates, *totals = verdict.uses[self.world_size :]
-        sums_of_factors, totals = totals[: len(factors)], totals[len(factors) :]
+        sums_of_changes, totals = totals[: len(changes)], totals[len(changes) :]
         loss, sharded_squares, num_rewritten, *of_buffers = totals[len(flags) :]
         if self.world_size * squared_rates - rates**2 > _SAME_RATE * rates**2:
             raise ValueError(
@@ -473,7 +473,7 @@ class Run:
                 "their weights would, too. A schedule that decides by a loss (ReduceLROnPlateau) needs run.loss, which "
                 "is equal on all ranks."
             )
-        self._samples_of_gradients.check(optimizer, sums_of_factors)
+        self._late_changes.check(optimizer, sums_of_changes, self.world_size)
         if not weight:
             raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
         loss /= weight
@@ -508,7 +508,7 @@ class Run:
         self._check()
         boundary = self._tracked("commit")
         self._gradients.end_step()
-        self._samples_of_gradients.forget()
+        self._late_changes.forget()
         self.log(**metrics)
         done = Done(self._loss, self._grad_norm, self._lr, self._samples, self._data_s)
         self._loss = self._grad_norm = self._lr = None

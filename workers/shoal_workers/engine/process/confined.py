@@ -3,7 +3,8 @@
     files        Landlock refuses writes outside of that directory, also those of C libraries (landlock(7))
     connections  inherited ones are closed here, so that peers of the worker notice its death at once
     output       dropped, and experiment loggers are switched off
-    messages     mail, and HTTP requests of Python's own client that do more than read (webhooks), are refused
+    messages     HTTP requests of Python's own client that do more than read (webhooks), and all other connections of
+                 Python code but those of the group (mail, aiohttp, databases, datagrams), are refused
     the machine  low priority; first to be killed if memory is short; killed when the worker dies
 
 Cannot be undone: call it in a process that was forked for it.
@@ -17,11 +18,13 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import struct
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -38,6 +41,9 @@ _NICENESS = 5
 """Low, because the worker waits for the trials, perhaps on a machine that is busy with other processes."""
 _LOGGERS = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug", "CLEARML_OFFLINE_MODE": "1"}
 _READ_METHODS = ("GET", "HEAD", "OPTIONS")
+_SENDING = ("socket.connect", "socket.sendto", "socket.sendmsg")
+"""Events of sys.audit; the second argument is the address, None on a connection."""
+_GROUP = f"{Path(__file__).parents[1] / 'group'}{os.sep}"
 _DIRECTORY_VARIABLES = ("TMPDIR", "MLFLOW_TRACKING_URI", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR")
 
 
@@ -77,8 +83,8 @@ def confine(directory: Path, *, parent: int, kept: int) -> None:
 
 
 def _refuse_messages() -> None:
-    """Refuse mail, and HTTP requests that do more than read. requests, urllib and boto use this client."""
-    # connections are allowed, because data may be read over a network
+    """Refuse what Python code could send. C libraries that connect by themselves, as those of gRPC do, are not held."""
+    # data may be read over a network: requests, urllib and boto use this client
     put_request = http.client.HTTPConnection.putrequest
 
     def read_only(connection: http.client.HTTPConnection, method: str, *arguments: Any, **options: Any) -> None:
@@ -86,12 +92,28 @@ def _refuse_messages() -> None:
             raise ConnectionRefusedError(f"a trial of a loop sends no {method} to {connection.host}")
         put_request(connection, method, *arguments, **options)
 
-    def refuse_mail(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "smtplib.connect":
-            raise ConnectionRefusedError("a trial of a loop sends no mail")
+    def refuse_others(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _SENDING or arguments[0].family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        address = arguments[1]
+        if address is not None and not _is_allowed(sys._getframe(1)):
+            raise ConnectionRefusedError(
+                f"a trial of a loop sends nothing to {address[0]}:{address[1]}; it reads by Python's HTTP client only"
+            )
 
     http.client.HTTPConnection.putrequest = read_only  # type: ignore[assignment,method-assign]
-    sys.addaudithook(refuse_mail)
+    sys.addaudithook(refuse_others)
+
+
+def _is_allowed(frame: FrameType | None) -> bool:
+    """True if the group connects in this frame, or an HTTP connection in a frame above."""
+    if frame is not None and frame.f_code.co_filename.startswith(_GROUP):
+        return True
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), http.client.HTTPConnection):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _write_only_below(*directories: str) -> None:
