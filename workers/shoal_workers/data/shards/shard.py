@@ -15,7 +15,7 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO
 
 from shoal_workers.data.errors import DamagedShardError, MissingTextError
 
@@ -32,10 +32,28 @@ _DAMAGE = (
 _COPIED_BYTES = 1 << 20
 
 
-class Shard(Sequence[Sample]):
-    """The samples of one file. Forked processes may share one; threads take turns.
+class Samples(Sequence[Any]):
+    """Random access by number; slices are lists. A subclass says how many there are, and reads one."""
 
-    Slices are lists. A sample shares no memory with the file, so it may be changed and outlives the shard.
+    place: object
+    """Where they are, for messages."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)} in {self.place}")
+        return self.sample(index % len(self))
+
+    def sample(self, number: int) -> Any:
+        """Reads the sample of this number, which is valid."""
+        raise NotImplementedError
+
+
+class Shard(Samples):
+    """The samples of one file, dictionaries. Forked processes may share one; threads take turns.
+
+    A sample shares no memory with the file, so it may be changed and outlives the shard.
     """
 
     format: str
@@ -48,7 +66,7 @@ class Shard(Sequence[Sample]):
             MissingTextError: there is no such file.
             DamagedShardError: it is not what its format demands.
         """
-        self.path = path
+        self.path = self.place = path
         try:
             self._num_samples = self._open()
         except FileNotFoundError as error:
@@ -59,17 +77,8 @@ class Shard(Sequence[Sample]):
     def __len__(self) -> int:
         return self._num_samples
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+    def sample(self, number: int) -> Sample:
         """Raises DamagedShardError if the sample's bytes are not what the format demands."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        if not -self._num_samples <= index < self._num_samples:
-            raise IndexError(f"sample {index} of {self._num_samples} in {self.path}")
-        number = index % self._num_samples
         try:
             return self._read(number)
         except _DAMAGE as error:
