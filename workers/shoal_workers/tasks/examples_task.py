@@ -15,7 +15,8 @@ from torch import Tensor
 
 from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig
 from shoal_workers.contract.text_data import BYTE_TOKENIZER, ExamplesConfig
-from shoal_workers.tasks.answers import Encode, Examples, padded_batch, prepare_examples
+from shoal_workers.data.labelled import LabelledExamples
+from shoal_workers.tasks.answers import Encode, padded_batch, prepare_examples
 from shoal_workers.tasks.conversations import Encoder, load_encoder
 from shoal_workers.tasks.hf import HuggingFaceModel
 
@@ -29,7 +30,7 @@ class ExamplesTask(HuggingFaceModel):
         self._encode = encode
         self._kind = kind
         self._encoder: Encoder | None = None
-        self._examples: Examples | None = None
+        self._examples: LabelledExamples | None = None
 
     @property
     def tokenizer(self) -> str:
@@ -41,7 +42,7 @@ class ExamplesTask(HuggingFaceModel):
         self._encoder = load_encoder(self._tokenizer_directory)
         self._examples = prepare_examples(self.lines, self._encoder, progress, self._encode, self._kind)
 
-    def prepared(self) -> tuple[Examples, int]:
+    def prepared(self) -> tuple[LabelledExamples, int]:
         """The examples, and the token that fills samples. DataError: the files cannot be read."""
         if self._examples is None:
             self.prepare(lambda _: None)

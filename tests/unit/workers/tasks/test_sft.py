@@ -107,9 +107,9 @@ def test_validation_has_files_of_its_own_or_a_fraction_of_the_lines(tmp_path: Pa
 def test_what_was_tokenised_is_found_again_and_other_lines_are_other_data(tmp_path: Path) -> None:
     first = _task(tmp_path, *PAIRS).build_dataset("train").content_hash
     [made] = (tmp_path / "cache").iterdir()
-    written_at = (made / "tokens.npy").stat().st_mtime_ns
+    written_at = (made / "payload.bin").stat().st_mtime_ns
     assert _task(tmp_path, *PAIRS).build_dataset("train").content_hash == first
-    assert (made / "tokens.npy").stat().st_mtime_ns == written_at
+    assert (made / "payload.bin").stat().st_mtime_ns == written_at
     assert _task(tmp_path, *PAIRS[:2]).build_dataset("train").content_hash != first
     assert _task(tmp_path, *PAIRS, seq_len=9).build_dataset("train").content_hash != first
 
