@@ -37,8 +37,8 @@ from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare
 from shoal_workers.data.tokenizer import Split, split_of
 from shoal_workers.tasks.conversations import Encoder, Example, files_of, rows_in
+from shoal_workers.tasks.rows import NO_LABEL
 
-NO_LABEL = -100
 NO_ANSWER = "lines without an answer"
 _TOKEN_BYTES, _FLAG_BYTES = 4, 1
 

@@ -31,11 +31,12 @@ from shoal_workers.contract.hugging_face import REFERENCE, DpoConfig, Preference
 from shoal_workers.contract.text_data import PreferencesConfig
 from shoal_workers.data.labelled import LabelledExamples
 from shoal_workers.data.tokenizer import Split
-from shoal_workers.tasks.answers import NO_ANSWER, NO_LABEL, example_of, no_samples, padded_batch
+from shoal_workers.tasks.answers import NO_ANSWER, example_of, no_samples, padded_batch
 from shoal_workers.tasks.conversations import preference_of
 from shoal_workers.tasks.examples_task import ExamplesTask
 from shoal_workers.tasks.hf import CausalLM, parts_of, without_noise
 from shoal_workers.tasks.lora import outputs_of_adapters
+from shoal_workers.tasks.rows import NO_LABEL
 
 
 class DirectPreferenceOptimization(ExamplesTask):

@@ -14,7 +14,7 @@ Called by `StreamedShards` and its prefetching.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -150,7 +150,7 @@ class BlockOrder:
         self.sizes = sizes
         self.num_blocks = -(-sizes.num_shards // block_shards)
         """In an epoch. They differ by one shard at most."""
-        self._slots = lru_cache(_TABLES)(sizes.slots)
+        self._slots: Callable[[int], _EqualSlots | _ListedSlots] = lru_cache(_TABLES)(sizes.slots)
         self._block = lru_cache(_BLOCKS)(self._made)
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
