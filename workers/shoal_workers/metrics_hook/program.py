@@ -94,16 +94,13 @@ class Hook(Protocol):
         Returns the last step that the tracker has of each metric; values of these steps and before are not logged
         again. None or {}: it has nothing.
         """
-        ...
 
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
         """New values of one step, which ended at `at` (seconds since the epoch). Steps do not go down."""
-        ...
 
     def end(self, state: str) -> None:
         """The attempt is over: "succeeded", "failed", "cancelled", "paused" or "queued". After the last two, and often
         after "failed", `start` is called again later, maybe on another machine."""
-        ...
 
 
 def load_hook(path: str) -> Hook:

@@ -150,7 +150,8 @@ class BlockOrder:
         self.sizes = sizes
         self.num_blocks = -(-sizes.num_shards // block_shards)
         """In an epoch. They differ by one shard at most."""
-        self._slots: Callable[[int], _EqualSlots | _ListedSlots] = lru_cache(_TABLES)(sizes.slots)
+        slots: Callable[[int], _EqualSlots | _ListedSlots] = sizes.slots
+        self._slots = lru_cache(_TABLES)(slots)
         self._block = lru_cache(_BLOCKS)(self._made)
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
