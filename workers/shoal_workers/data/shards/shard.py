@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -124,6 +125,18 @@ def checked(offsets: Any, num_bytes: int) -> Any:
     if len(offsets) and (int(offsets[-1]) > num_bytes or bool(np.any(offsets[1:] < offsets[:-1]))):
         raise ValueError(f"its samples would end at byte {int(np.max(offsets)):,}, and it has {num_bytes:,} bytes")
     return offsets
+
+
+def encoded_images(raw: bytes, at: int = 0) -> list[bytes]:
+    """What several formats write of a list of images: how many, their sizes as uint32, and they themselves."""
+    import numpy as np
+
+    num = int(np.frombuffer(raw, "<u4", 1, at)[0])
+    first = at + 4 + 4 * num
+    ends = (np.cumsum(np.frombuffer(raw, "<u4", num, at + 4), dtype=np.int64) + first).tolist()
+    if num and ends[-1] > len(raw):
+        raise ValueError(f"a list would end at byte {ends[-1]:,} of {len(raw):,}")
+    return [raw[start:end] for start, end in pairwise((first, *ends))]
 
 
 def _mapped(file: Any) -> mmap.mmap:
