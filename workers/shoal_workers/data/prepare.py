@@ -156,16 +156,17 @@ def _describe_inputs(
         "settings": config.model_dump(include={"validation_fraction", "max_bytes", "encoding_errors"}),
         "shard_bytes": shard_bytes,
         "piece_bytes": PIECE_BYTES,
-        "sources": [_describe_source(source) for source in sources],
+        "sources": [
+            (
+                *(source.place, source.num_bytes, source.version),
+                *(source.format, source.compression or "", source.is_tab_separated),
+            )
+            for source in sources
+        ],
     }
     if any(source.format is not TextFormat.TEXT for source in sources):
         inputs["rows"] = config.model_dump(include={"field", "bad_rows"})
     return json.dumps(inputs, indent=1).encode()
-
-
-def _describe_source(source: SourceFile) -> tuple[str | int, ...]:
-    read_as = (source.format, source.compression or "", source.is_tab_separated)
-    return (source.place, source.num_bytes, source.version, *read_as)
 
 
 def _open_verified(directory: Path, report: Report) -> Corpus | None:
