@@ -570,7 +570,7 @@ class _Sources:
         self._connections: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
         for source, read in (
-            (guardian.link, guardian.messages),
+            (guardian.link, lambda: [guardian.next_message()]),
             (hook.listener, self._accepted),
             (generation.woken, self._woken),
         ):
