@@ -216,7 +216,7 @@ def _rows(source: SourceFile, config: TextDataConfig, first: int) -> Iterator[_P
         value = row.values if isinstance(row.values, Fault) else value_at(row.values, config.field, _WAY_OUT)
         if not isinstance(value, str | bytes | Fault):
             value = Fault(f"field {config.field!r} is {kind_of(value)}, not text", _WAY_OUT)
-        if isinstance(value, Fault) and config.bad_rows is BadRows.REFUSE:
+        if isinstance(value, Fault) and config.bad_rows is not BadRows.SKIP:
             raise BadRowError(
                 f'{row.place}: {value.reason}. {value.way_out}, or set data.bad_rows: "skip" to leave such rows out.'
             )
