@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import ray
 from shoal_workers import exit_status, stacks
@@ -26,7 +26,6 @@ from shoal_workers.actor_process import exit_with_raylet, on_sigterm, use_named_
 from shoal_workers.contract import (
     WIRE_VERSION,
     Assignment,
-    Collective,
     ErrorClass,
     ErrorReport,
     ExitKind,
@@ -50,7 +49,6 @@ from shoal_workers.contract import (
     WorkerStack,
 )
 from shoal_workers.contract.messages import Frame
-from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets
@@ -66,8 +64,12 @@ from shoal_workers.ray_internals import raylet_socket
 from shoal_workers.stacks import is_worker_process
 
 if TYPE_CHECKING:
+    from shoal_workers.engine.engine import Engine
     from shoal_workers.engine.group.store.server import StoreServer
+    from shoal_workers.script.runner import ScriptRunner
     from shoal_workers.snapshot_store.store import SnapshotStore
+
+    Program = Engine | ScriptRunner
 
 _GRACE_S = 30.0
 """The time between SIGTERM and SIGKILL that platforms give a process by default (Kubernetes' default)."""
@@ -75,38 +77,6 @@ _KEEP_S = 0.5
 _KEEP_YIELDED_S = 2.0
 """Seconds that a group which was asked to stop waits for its outputs to be stored."""
 CONCURRENCY_GROUPS = {"train": 1, "control": 8, "inspect": 2}
-
-
-class Program(Protocol):
-    """What a worker runs. `prepare`, `build_model` and `run` are called on the training thread, all else on any
-    thread; `engine.engine.Engine` says what each call means."""
-
-    @property
-    def store_port(self) -> int: ...
-
-    @property
-    def progress(self) -> Progress: ...
-
-    @property
-    def model_shape(self) -> ModelShape | None: ...
-
-    def prepare(self, expected_bytes: int = 0) -> None: ...
-
-    def build_model(self) -> ModelShape: ...
-
-    def run(self, assignment: Assignment) -> WorkerExit: ...
-
-    def interrupt(self, generation: int) -> bool: ...
-
-    def request_yield(self, generation: int, *, durable: bool = True) -> None: ...
-
-    def request_profile(self, generation: int, request: ProfileRequest) -> None: ...
-
-    def note_commit(self, generation: int, step: int, error: str = "") -> None: ...
-
-    def sample_links(self) -> None: ...
-
-    def signs(self) -> tuple[Collective | None, tuple[Link, ...]]: ...
 
 
 class WorkerActor:
@@ -124,6 +94,7 @@ class WorkerActor:
         self._file_note, self._num_file_notes = "", 0
         self._has_entered = False
         self._program: Program | None = None
+        """What the worker runs: `prepare`, `build_model` and `run` on the training thread, all else on any thread."""
         self._pid_of_script: Callable[[], int] | None = None
         """The process of the worker's script; None if it trains a task."""
         self._snapshot_store: SnapshotStore | None = None

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from shoal_workers.machine_limits import groups_of
+
 _KEPT = 256
 OUT_OF_MEMORY = "was killed by the kernel: out of memory"
 
@@ -137,21 +139,12 @@ def _stack_file(raylet_socket: str, pid: int) -> Path:
     return _folder(raylet_socket) / f"{pid}.stack"
 
 
-def _oom_counter(cgroups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """The file with the number of processes of this cgroup that the kernel has killed for memory."""
-    with suppress(OSError):
-        for line in cgroups.read_text(encoding="ascii").splitlines():
-            _, controllers, path = line.split(":", 2)
-            name = path.lstrip("/")
-            if controllers == "memory":
-                counters = [mount / "memory" / name / "memory.oom_control", mount / "memory" / "memory.oom_control"]
-            elif controllers == "":
-                counters = [mount / name / "memory.events", mount / "memory.events"]
-            else:
-                continue
-            for file in counters:
-                if file.exists():
-                    return file
+def _oom_counter() -> Path | None:
+    """The file with the number of processes of this control group that the kernel has killed for memory."""
+    for group in groups_of("memory"):
+        counter = group.directory / ("memory.events" if group.is_v2 else "memory.oom_control")
+        if counter.exists():
+            return counter
     return None
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 NAME = "shoal-export.json"
-_CHUNK_BYTES = 8 << 20
 
 
 class Manifest:
@@ -98,8 +97,6 @@ def _settings(of: Mapping[str, Any]) -> str:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+        digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}

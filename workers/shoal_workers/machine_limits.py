@@ -60,45 +60,35 @@ def _quota(group: ControlGroup) -> float | None:
 
 def available_bytes(proc: Path = PROC, cgroups: Path = MOUNT) -> int:
     """Memory that this process may still take. Arguments as of `allowed_cores`."""
-    lines = (proc / "meminfo").read_text().splitlines()
-    machine = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
-    return min([machine, *_left_in_groups(proc, cgroups)])
+    return min([_of_machine(proc, "MemAvailable:"), *_left_in_groups(proc, cgroups)])
 
 
 def total_bytes(proc: Path = PROC, cgroups: Path = MOUNT) -> int:
     """What all processes here may take together: the machine's memory, or less if a control group limits it."""
+    return min([_of_machine(proc, "MemTotal:"), *(limit for _, limit in _limits(proc, cgroups))])
+
+
+def _of_machine(proc: Path, key: str) -> int:
     lines = (proc / "meminfo").read_text().splitlines()
-    machine = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:")), 0)
-    return min([machine, *_limits(proc, cgroups)])
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(key)), 0)
 
 
-def _limits(proc: Path, cgroups: Path) -> Iterator[int]:
+def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[ControlGroup, int]]:
+    """The groups with a limit of memory, and the limits in bytes."""
     for group in groups_of("memory", proc, cgroups):
         limit = group.directory / ("memory.max" if group.is_v2 else "memory.limit_in_bytes")
         with suppress(OSError, ValueError):  # it is not there; "max" is a ValueError
             if (num_bytes := int(limit.read_text())) < _UNLIMITED:
-                yield num_bytes
+                yield group, num_bytes
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
-    for group in groups_of("memory", proc, cgroups):
-        if group.is_v2:
-            yield from _left(group.directory, "memory.max", "memory.current", "inactive_file")
-        else:
-            yield from _left(group.directory, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _left(group: Path, limit: str, used: str, droppable: str) -> Iterator[int]:
-    """Yields nothing if the group is not there or has no limit."""
-    try:
-        limit_text = (group / limit).read_text().strip()
-        if limit_text == "max" or int(limit_text) >= _UNLIMITED:
-            return
-        used_bytes = int((group / used).read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        yield max(0, int(limit_text) - max(0, used_bytes - int(stat.get(droppable, 0))))
-    except (OSError, ValueError):
-        return
+    for group, limit in _limits(proc, cgroups):
+        used = group.directory / ("memory.current" if group.is_v2 else "memory.usage_in_bytes")
+        droppable = "inactive_file" if group.is_v2 else "total_inactive_file"
+        with suppress(OSError, ValueError):
+            stat = dict(line.split() for line in (group.directory / "memory.stat").read_text().splitlines())
+            yield max(0, limit - max(0, int(used.read_text()) - int(stat.get(droppable, 0))))
 
 
 @dataclass(frozen=True, slots=True)

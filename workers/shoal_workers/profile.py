@@ -51,11 +51,12 @@ def measure_device(device: torch.device, seconds: float) -> dict[str, Any]:
     """Rates of one rank in FLOP/s and bytes per second, sizes in bytes."""
     side = _MATMUL_SIDE[device.type]
     is_gpu = device.type == "cuda"
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "device": device.type,
         "name": torch.cuda.get_device_name() if is_gpu else "cpu",
         "num_devices": torch.cuda.device_count() if is_gpu else os.cpu_count() or 1,
-        "memory_bytes": torch.cuda.get_device_properties(0).total_memory if is_gpu else _host_memory(),
+        "memory_bytes": torch.cuda.get_device_properties(0).total_memory if is_gpu else host_bytes,
         "matmul_flops": {name: _matmul(device, dtype, side, seconds) for name, dtype in _DTYPES.items()},
         "half_width": _half_width(device, side, seconds),
         "attention_flops": _attention(device, seconds),
@@ -166,10 +167,6 @@ def _host_copy(device: torch.device, seconds: float) -> float:
     return float(
         source.numel() * 4 / _median_of_calls(lambda: target.copy_(source, non_blocking=True), device, seconds)
     )
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 if __name__ == "__main__":

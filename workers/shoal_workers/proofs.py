@@ -9,14 +9,16 @@ The ranks train nothing and write nothing but their answer. Used by `shoal check
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import torch
@@ -50,6 +52,7 @@ from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.task import load_task
 from shoal_workers.engine.task.user_code import UserCode
 
+_FORK = multiprocessing.get_context("fork")
 _COLLECTIVE_S = 30.0
 """Ranks that call different collectives wait for each other this long."""
 _BROKEN = "a collective failed"
@@ -114,7 +117,9 @@ def prove_layouts(spec: JobSpec, layouts: Iterable[Layout], *, limit_s: float = 
 def _proved(spec: JobSpec, layout: Layout, limit_s: float) -> LayoutProof:
     with tempfile.TemporaryDirectory(prefix="shoal-proof-") as folder:
         place = Path(folder)
-        ranks = [_fork(spec, layout, rank, place) for rank in range(layout.world_size)]
+        ranks = [_FORK.Process(target=_answer, args=(spec, layout, rank, place)) for rank in range(layout.world_size)]
+        for rank in ranks:
+            rank.start()
         is_late = _wait(ranks, time.monotonic() + limit_s)
         answers = [LayoutProof.model_validate_json(file.read_text()) for file in sorted(place.glob("answer-*"))]
         errors = [file.read_text() for file in sorted(place.glob("error-*"))]
@@ -131,28 +136,19 @@ def _proved(spec: JobSpec, layout: Layout, limit_s: float) -> LayoutProof:
     return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=message)
 
 
-def _wait(ranks: Sequence[int], deadline_mono: float) -> bool:
+def _wait(ranks: Sequence[ForkProcess], deadline_mono: float) -> bool:
     """Waits until all have ended. Returns True if they were killed at the deadline."""
-    left = set(ranks)
-    while left:
-        for pid in list(left):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                left.discard(pid)
-        if left and time.monotonic() > deadline_mono:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            return True
-        time.sleep(0.005)
-    return False
+    for rank in ranks:
+        rank.join(max(0.0, deadline_mono - time.monotonic()))
+    late = [rank for rank in ranks if rank.is_alive()]
+    for rank in late:
+        rank.kill()
+        rank.join()
+    return bool(late)
 
 
-def _fork(spec: JobSpec, layout: Layout, rank: int, place: Path) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
+def _answer(spec: JobSpec, layout: Layout, rank: int, place: Path) -> None:
+    """Runs in the process of a rank; never returns: threads that the task has left are not waited for."""
     status = 1
     try:
         (place / f"answer-{rank}.part").write_text(_of_rank(spec, layout, rank, place).model_dump_json())
@@ -218,48 +214,29 @@ class Zygote:
 
     def __init__(self, spec: JobSpec) -> None:
         """Call it while the process has one thread."""
-        asked, self._ask = os.pipe()
-        self._answers, answer = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.close(self._ask)
-            os.close(self._answers)
-            _serve(spec, asked, answer)
-        os.close(asked)
-        os.close(answer)
+        self._pipe, theirs = _FORK.Pipe()
+        self._process = _FORK.Process(target=_serve, args=(spec, self._pipe, theirs))
+        self._process.start()
+        theirs.close()
 
     def proofs(self, layouts: Sequence[Layout]) -> Iterator[LayoutProof]:
         """Once. Fewer than there are layouts: the process has ended."""
-        os.write(self._ask, b"".join(layout.model_dump_json().encode() + b"\n" for layout in layouts))
-        os.close(self._ask)
-        self._ask = -1
-        with os.fdopen(self._answers) as lines:
-            for line in lines:
-                yield LayoutProof.model_validate_json(line)
+        self._pipe.send(layouts)
+        for _ in layouts:
+            try:
+                yield self._pipe.recv()
+            except (EOFError, OSError):
+                return
 
     def close(self) -> None:
         """Ends the process. Idempotent."""
-        if self._ask >= 0:
-            os.close(self._ask)
-            os.close(self._answers)
-            self._ask = -1
-        if self._pid:
-            with suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
-            self._pid = 0
+        self._pipe.close()
+        self._process.join()
 
 
-def _serve(spec: JobSpec, asked: int, answer: int) -> None:
-    """Runs in the forked process; never returns."""
-    try:
-        with os.fdopen(asked) as lines:
-            layouts = [Layout.model_validate_json(line) for line in lines]
-        with os.fdopen(answer, "w") as out:
-            for proof in prove_layouts(spec, layouts):
-                out.write(proof.model_dump_json() + "\n")
-                out.flush()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(0)
+def _serve(spec: JobSpec, parents: Connection, pipe: Connection) -> None:
+    """Runs in the forked process."""
+    parents.close()  # else this process would not see that the other one has ended
+    with suppress(EOFError):
+        for proof in prove_layouts(spec, pipe.recv()):
+            pipe.send(proof)

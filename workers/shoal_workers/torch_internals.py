@@ -432,11 +432,6 @@ def replace_truncated_normal(function: Callable[..., Tensor]) -> None:
     nn.init._no_grad_trunc_normal_ = function
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Why: what a compiled module reads cannot be watched. Public: none."""
-    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
-
-
 def skip_side_effects_of_recomputation() -> None:
     """Why: without it a counter in a block that is compiled and recomputed is an error. Public: none."""
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -115,20 +116,18 @@ def test_a_new_worker_and_a_new_supervisor_continue_where_the_tracker_is(record:
 
 
 def test_the_process_ends_with_its_worker_also_while_the_hook_hangs(record: Path) -> None:
-    """A worker that is killed leaves an input that ends."""
-    answers, child_end = os.pipe()
-    program = [sys.executable, "-m", "shoal_workers.metrics_hook.program", "recording_hooks:Hangs", str(child_end)]
+    """A worker that is killed leaves a connection that ends."""
+    pipe, child_end = Pipe()
+    number = child_end.fileno()
+    program = [sys.executable, "-m", "shoal_workers.metrics_hook.program", "recording_hooks:Hangs", str(number)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=(child_end,), env=environment)
-    os.close(child_end)
-    assert process.stdin is not None
-    requests = ({"job": job_of("job-1", SPEC).model_dump()}, {"points": [points(1)[0].model_dump()]})
-    process.stdin.write(b"".join(json.dumps(request).encode() + b"\n" for request in requests))
-    process.stdin.flush()
-    assert os.read(answers, 100) == b'{"started": true}\n'
-    process.stdin.close()
+    process = subprocess.Popen(program, pass_fds=(number,), env=environment)
+    child_end.close()
+    for request in ({"job": job_of("job-1", SPEC).model_dump()}, {"points": [points(1)[0].model_dump()]}):
+        pipe.send_bytes(json.dumps(request).encode())
+    assert pipe.recv_bytes() == b'{"started": true}'
+    pipe.close()
     assert process.wait(30) == 0
-    os.close(answers)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from shoal_workers.contract.worker_reports import SavedPart
 
 def write_marker(directory: str, marker: CommitMarker) -> None:
     """Atomic and durable: afterwards the checkpoint in `directory` exists. OSError if the storage fails."""
-    write_marker_in(open_directory(directory), marker)
+    open_directory(directory).write(MARKER_NAME, [_encode(marker)])
 
 
 def marker_of(parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
@@ -50,11 +50,6 @@ def marker_of(parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: flo
 def read_marker(directory: str) -> CommitMarker:
     """DamagedCheckpoint if there is no valid marker, OSError if the storage cannot be reached."""
     return marker_in(open_directory(directory))
-
-
-def write_marker_in(place: Directory, marker: CommitMarker) -> None:
-    """Does what `write_marker` does, for an open directory."""
-    place.write(MARKER_NAME, [_encode(marker)])
 
 
 def commit_in(place: Directory, marker: CommitMarker) -> CommitMarker:

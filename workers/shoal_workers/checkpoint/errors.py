@@ -14,47 +14,42 @@ Imports no torch, since the service uses these errors too. They survive pickling
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 _SHOWN = 5
 
 
+@dataclass(eq=False)
 class CheckpointError(Exception):
-    """Root of this tree. `code` is stable; the message is for people."""
+    """Root of this tree. `code` is stable; the message is for people, made of the fields."""
 
     code = "checkpoint_error"
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
 
+@dataclass(eq=False)
 class DamagedCheckpoint(CheckpointError):
     """`file` of the checkpoint in `directory` differs from what was written."""
 
     code = "damaged_checkpoint"
-
-    def __init__(self, directory: str, file: str, problem: str) -> None:
-        super().__init__(directory, file, problem)
-        self.directory = directory
-        self.file = file
-        self.problem = problem
+    directory: str
+    file: str
+    problem: str
 
     def __str__(self) -> str:
         return f"Checkpoint {self.directory} is damaged: {self.file} {self.problem}."
 
 
+@dataclass(eq=False)
 class StateMismatch(CheckpointError):
     """The state has tensors, shapes or dtypes that the checkpoint in `directory` does not contain."""
 
     code = "state_mismatch"
-
-    def __init__(self, directory: str, problems: Sequence[str]) -> None:
-        super().__init__(directory, tuple(problems))
-        self.directory = directory
-        self.problems = tuple(problems)
+    directory: str
+    problems: Sequence[str]
 
     def __str__(self) -> str:
         shown = "; ".join(self.problems[:_SHOWN])
@@ -65,15 +60,13 @@ class StateMismatch(CheckpointError):
         )
 
 
+@dataclass(eq=False)
 class InitialWeightsUnusable(CheckpointError):
     """The weights at `url` cannot begin this job."""
 
     code = "initial_weights_unusable"
-
-    def __init__(self, url: str, problem: str) -> None:
-        super().__init__(url, problem)
-        self.url = url
-        self.problem = problem
+    url: str
+    problem: str
 
     def __str__(self) -> str:
         return (
@@ -82,29 +75,25 @@ class InitialWeightsUnusable(CheckpointError):
         )
 
 
+@dataclass(eq=False)
 class CommitConflict(CheckpointError):
     """The checkpoint in `directory` has a commit marker with other files."""
 
     code = "commit_conflict"
-
-    def __init__(self, directory: str) -> None:
-        super().__init__(directory)
-        self.directory = directory
+    directory: str
 
     def __str__(self) -> str:
         return f"Checkpoint {self.directory} is committed already, with other files. The first commit stays."
 
 
+@dataclass(eq=False)
 class AttemptFollowed(CheckpointError):
     """Attempt `attempt` may not commit in `directory`, since the attempt `later` has begun."""
 
     code = "attempt_followed"
-
-    def __init__(self, directory: str, attempt: int, later: int) -> None:
-        super().__init__(directory, attempt, later)
-        self.directory = directory
-        self.attempt = attempt
-        self.later = later
+    directory: str
+    attempt: int
+    later: int
 
     def __str__(self) -> str:
         return (
@@ -113,17 +102,15 @@ class AttemptFollowed(CheckpointError):
         )
 
 
+@dataclass(eq=False)
 class StorageUnusable(CheckpointError):
     """Checkpoints cannot be stored under `url`. `is_final`: trying again does not help."""
 
     code = "storage_unusable"
-
-    def __init__(self, url: str, reason: str, way_out: str, is_final: bool = True) -> None:
-        super().__init__(url, reason, way_out, is_final)
-        self.url = url
-        self.reason = reason
-        self.way_out = way_out
-        self.is_final = is_final
+    url: str
+    reason: str
+    way_out: str
+    is_final: bool = True
 
     def __str__(self) -> str:
         return f"checkpoint.url {self.url!r} cannot be used: {self.reason}. {self.way_out}"

@@ -35,6 +35,7 @@ class LocalDirectory:
     follows_links: bool = False
     """Set for a directory that no job writes, such as a cache of model weights, whose files are links."""
     is_local: bool = True
+    """Reads have no latency, so parallel reads would not be faster."""
 
     @property
     def path(self) -> Path:
@@ -49,6 +50,7 @@ class LocalDirectory:
         return LocalDirectory(self.base, (*self.below, _segment(name)), self.follows_links)
 
     def create(self) -> None:
+        """Creates it, with its parents; no error if it exists."""
         missing = [p for p in (self.base, *self.base.parents) if not p.exists()]
         self.base.mkdir(parents=True, exist_ok=True)
         for created in missing:
@@ -68,6 +70,7 @@ class LocalDirectory:
             pass
 
     def files(self) -> Mapping[str, int]:
+        """Length in bytes of every file directly inside. FileNotFoundError if the directory does not exist."""
         with self.opened() as here, _entries(here) as entries:
             return {
                 entry.name: entry.stat(follow_symlinks=self.follows_links).st_size
@@ -76,6 +79,7 @@ class LocalDirectory:
             }
 
     def directories(self) -> list[str]:
+        """Names of the directories directly inside; empty if the directory does not exist."""
         try:
             with self.opened() as here, _entries(here) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=self.follows_links)]
@@ -83,6 +87,7 @@ class LocalDirectory:
             return []
 
     def write(self, name: str, chunks: Iterable[memoryview | bytes]) -> None:
+        """Replaces the file atomically. If it fails, no file of this name remains from this call."""
         temporary = _segment(name) + TEMPORARY_SUFFIX
         with self.opened() as here:
             try:
@@ -104,6 +109,9 @@ class LocalDirectory:
                 raise
 
     def create_file(self, name: str, data: bytes) -> bool:
+        """Writes the file as a whole, unless there is one of this name; False: there is. Of two callers one gets True,
+        if the storage can decide that: mounted file systems with hard links, and object stores with conditional writes.
+        Elsewhere two callers at the same moment may both get True, and the later one's file stays."""
         draft = f"{_segment(name)}.{uuid.uuid4().hex}"
         self.write(draft, [data])
         with self.opened() as here:
@@ -130,6 +138,7 @@ class LocalDirectory:
                 return file.read()
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """Fills the buffer from `offset` on; returns the bytes read, fewer only at the end of the file."""
         with self.opened() as here, self._regular_file(here, name) as descriptor:
             done = 0
             while done < len(buffer):  # one call reads at most 2 GiB - 4 KiB
@@ -140,6 +149,7 @@ class LocalDirectory:
             return done
 
     def remove(self, name: str) -> None:
+        """No error if the file does not exist."""
         try:
             with self.opened() as here:
                 _unlink(here, _segment(name))
@@ -148,6 +158,7 @@ class LocalDirectory:
             return
 
     def remove_tree(self) -> None:
+        """Removes the directory with its content; no error if it does not exist."""
         above = LocalDirectory(self.base, self.below[:-1]) if self.below else LocalDirectory(self.base.parent)
         name = self.below[-1] if self.below else self.base.name
         try:

@@ -10,53 +10,13 @@ raises errors of its own. Imports no torch, since the service uses it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from shoal_workers.checkpoint.local import LocalDirectory
 from shoal_workers.checkpoint.remote import RemoteDirectory
 
-
-class Directory(Protocol):
-    """The operations that checkpoints need. Names are single path segments."""
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def is_local(self) -> bool:
-        """True if reads have no latency, so that parallel reads would not be faster."""
-
-    def child(self, name: str) -> Directory: ...
-
-    def create(self) -> None:
-        """Creates it, with its parents; no error if it exists."""
-
-    def files(self) -> Mapping[str, int]:
-        """Length in bytes of every file directly inside. FileNotFoundError if the directory does not exist."""
-
-    def directories(self) -> list[str]:
-        """Names of the directories directly inside; empty if the directory does not exist."""
-
-    def write(self, name: str, chunks: Iterable[memoryview | bytes]) -> None:
-        """Replaces the file atomically. If it fails, no file of this name remains from this call."""
-
-    def create_file(self, name: str, data: bytes) -> bool:
-        """Writes the file as a whole, unless there is one of this name; False: there is. Of two callers one gets True,
-        if the storage can decide that: mounted file systems with hard links, and object stores with conditional writes.
-        Elsewhere two callers at the same moment may both get True, and the later one's file stays."""
-
-    def read(self, name: str) -> bytes: ...
-
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Fills the buffer from `offset` on; returns the bytes read, fewer only at the end of the file."""
-
-    def remove(self, name: str) -> None:
-        """No error if the file does not exist."""
-
-    def remove_tree(self) -> None:
-        """Removes the directory with its content; no error if it does not exist."""
+Directory = LocalDirectory | RemoteDirectory
+"""Has the operations that checkpoints need, with the same methods either way; names are single path segments."""
 
 
 def open_directory(url: str, *, follows_links: bool = False) -> Directory:

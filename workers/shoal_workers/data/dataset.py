@@ -37,7 +37,10 @@ class TokenDataset(Dataset[Tensor]):
         num_tokens = self._ends[-1] if self._ends else 0
         self._num_samples = max(0, (num_tokens - 1) // seq_len)
         if not self._num_samples and split is Split.TRAIN:
-            raise CorpusTooSmallError(_too_small(num_tokens, seq_len))
+            raise CorpusTooSmallError(
+                f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = "
+                f"{seq_len + 1:,}. Add text, or lower model.seq_len."
+            )
 
     def content_parts(self) -> dict[str, str]:
         """The hash of each shard, by its path and the files that it was made from."""
@@ -80,10 +83,3 @@ def _mapped(corpus: Corpus, splits: Sequence[Split]) -> list[NDArray[Any]]:
                 )
             )
     return parts
-
-
-def _too_small(num_tokens: int, seq_len: int) -> str:
-    return (
-        f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = {seq_len + 1:,}. "
-        "Add text, or lower model.seq_len."
-    )

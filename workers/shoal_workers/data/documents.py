@@ -134,9 +134,7 @@ def _parts(source: SourceFile, config: TextDataConfig, start: int) -> Iterator[_
     if source.format is TextFormat.TEXT:
         yield from _pieces(source, start)
         return
-    for row in rows_of(source, config, start):
-        if row.text != b"":
-            yield _Part(row.text, row.end, row.read_bytes, closes=True, ends_file=False)
+    yield from _rows(source, config, start)
 
 
 def _pieces(source: SourceFile, start: int) -> Iterator[_Part]:
@@ -206,18 +204,8 @@ def _valid_utf8(raw: bytes, source: SourceFile, place: tuple[int, bool], config:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class TextRow:
-    text: bytes | None
-    """As in the file, perhaps not UTF-8; None for a bad row that is left out."""
-    end: int
-    """Rows of the file up to this one."""
-    read_bytes: int
-    """Bytes of the file that have been read, for the progress."""
-
-
-def rows_of(source: SourceFile, config: TextDataConfig, first: int) -> Iterator[TextRow]:
-    """Rows from number `first` on, counted from 0. Lines without content are left out.
+def _rows(source: SourceFile, config: TextDataConfig, first: int) -> Iterator[_Part]:
+    """Rows from number `first` on, counted from 0, perhaps not UTF-8. Those without text are left out.
 
     Raises:
         BadRowError: a row has no text in the field, and `data.bad_rows` is "refuse"; or the file has no such column.
@@ -228,14 +216,13 @@ def rows_of(source: SourceFile, config: TextDataConfig, first: int) -> Iterator[
         value = row.values if isinstance(row.values, Fault) else value_at(row.values, config.field, _WAY_OUT)
         if not isinstance(value, str | bytes | Fault):
             value = Fault(f"field {config.field!r} is {kind_of(value)}, not text", _WAY_OUT)
-        if not isinstance(value, Fault):
-            yield TextRow(_encoded(value) if isinstance(value, str) else value, row.number, row.read_bytes)
-        elif config.bad_rows is BadRows.SKIP:
-            yield TextRow(None, row.number, row.read_bytes)
-        else:
+        if isinstance(value, Fault) and config.bad_rows is not BadRows.SKIP:
             raise BadRowError(
                 f'{row.place}: {value.reason}. {value.way_out}, or set data.bad_rows: "skip" to leave such rows out.'
             )
+        text = None if isinstance(value, Fault) else _encoded(value) if isinstance(value, str) else value
+        if text != b"":
+            yield _Part(text, row.number, row.read_bytes, closes=True, ends_file=False)
 
 
 def _refuse_column(source: SourceFile, field: str, schema: Any) -> None:

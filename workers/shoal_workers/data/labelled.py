@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_workers.contract.text_data import BadRows, RowsConfig, TextDataConfig
+from shoal_workers.contract.text_data import BadRows, ExamplesConfig, RowsConfig, TextDataConfig
 from shoal_workers.data.errors import BadRowError, CacheError, EmptyCorpusError
 from shoal_workers.data.records import Record, records_of
 from shoal_workers.data.sources import SourceFile, find_sources
@@ -111,7 +111,7 @@ def prepare_rows(
         for sources in (train, validation):
             records = (record for source in sources for record in records_of(source, fields))
             for record in itertools.islice(records, config.max_examples):
-                example = _example(record, read)
+                example = _example(record, read, config.bad_rows)
                 yield example, sources is validation or (not validation and _is_held_back(example, config))
 
     described = {
@@ -126,10 +126,16 @@ def prepare_rows(
     return prepare(config, kind, described, rows(), progress)
 
 
-def _example(record: Record | BadRowError, read: Callable[[Record], Labelled]) -> Labelled | BadRowError:
+def _example(
+    record: Record | BadRowError, read: Callable[[Record], Labelled], bad_rows: BadRows
+) -> Labelled | BadRowError:
     try:
-        return record if isinstance(record, BadRowError) else read(record)
+        if isinstance(record, BadRowError):
+            raise record
+        return read(record)
     except BadRowError as error:
+        if bad_rows is BadRows.REFUSE:
+            raise BadRowError(f'{error} Or set data.bad_rows: "skip" to leave such rows out.') from error
         return error
 
 
@@ -145,7 +151,7 @@ def _is_held_back(example: Labelled | BadRowError, config: RowsConfig) -> bool:
 
 
 def prepare(
-    config: RowsConfig,
+    config: RowsConfig | ExamplesConfig,
     kind: str,
     described: object,
     examples: Iterable[tuple[Labelled | BadRowError, bool]],
@@ -155,9 +161,9 @@ def prepare(
 
     Args:
         described: JSON; all that the examples depend on.
+        examples: an error stands for one that is left out.
 
     Raises:
-        BadRowError: an example cannot be read, and `data.bad_rows` is "refuse".
         EmptyCorpusError: there are none.
         CacheError: the directory cannot be written.
     """
@@ -192,7 +198,7 @@ def prepare(
 
 def _write(
     directory: Path,
-    config: RowsConfig,
+    config: RowsConfig | ExamplesConfig,
     examples: Iterable[tuple[Labelled | BadRowError, bool]],
     progress: Callable[[str], None],
 ) -> None:
@@ -210,8 +216,6 @@ def _write(
                 if number % _NOTE_EVERY == 0:
                     progress(f"reading examples: {number:,} so far, {len(left_out):,} left out")
                 if isinstance(example, BadRowError):
-                    if config.bad_rows is BadRows.REFUSE:
-                        raise BadRowError(f'{example} Or set data.bad_rows: "skip" to leave such rows out.')
                     left_out.append(example)
                     continue
                 payloads.write(example.payload)

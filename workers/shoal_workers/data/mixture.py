@@ -184,7 +184,7 @@ class Mixture(Dataset[Tensor]):
             [
                 (
                     (at_step - 1) * global_size,
-                    initial if weights is None else _whole([Fraction(repr(w)) for w in weights]),
+                    initial if weights is None else _whole(list(map(_exact, weights))),
                 )
                 for at_step, weights in changes
             ],

@@ -15,12 +15,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from shoal_workers.contract.text_data import TextDataConfig, TextFormat
 from shoal_workers.data.corpus import (
@@ -128,7 +127,8 @@ def prepare_corpus(
         try:
             directory.mkdir(parents=True, exist_ok=True)
             work = _Work(config, sources, directory, shard_bytes, num_processes, sharing or Sharing())
-            with _Preparation(work, tokenizer, report) as preparation:
+            with ExitStack() as resources:
+                preparation = _Preparation(work, tokenizer, report, resources)
                 lock = directory.with_suffix(".lock")
                 with node_lock(lock, preparation.report_waiting, preparation.help) as tell_waiting:
                     preparation.report = report_to_all = _also_tell(report, tell_waiting)
@@ -156,16 +156,17 @@ def _describe_inputs(
         "settings": config.model_dump(include={"validation_fraction", "max_bytes", "encoding_errors"}),
         "shard_bytes": shard_bytes,
         "piece_bytes": PIECE_BYTES,
-        "sources": [_describe_source(source) for source in sources],
+        "sources": [
+            (
+                *(source.place, source.num_bytes, source.version),
+                *(source.format, source.compression or "", source.is_tab_separated),
+            )
+            for source in sources
+        ],
     }
     if any(source.format is not TextFormat.TEXT for source in sources):
         inputs["rows"] = config.model_dump(include={"field", "bad_rows"})
     return json.dumps(inputs, indent=1).encode()
-
-
-def _describe_source(source: SourceFile) -> tuple[str | int, ...]:
-    read_as = (source.format, source.compression or "", source.is_tab_separated)
-    return (source.place, source.num_bytes, source.version, *read_as)
 
 
 def _open_verified(directory: Path, report: Report) -> Corpus | None:
@@ -221,15 +222,12 @@ class _Preparation:
     Only the holder of the lock may call `run`; before that, a process may `help` the holder.
     """
 
-    def __init__(self, work: _Work, tokenizer: Tokenizer, report: Report) -> None:
-        self._config = work.config
-        self._sources = work.sources
-        self._directory = work.directory
-        self._shard_bytes = work.shard_bytes
-        self._requested_processes = work.num_processes
+    def __init__(self, work: _Work, tokenizer: Tokenizer, report: Report, resources: ExitStack) -> None:
+        self._work = work
         self._tokenizer = tokenizer
         self.report = report
         self._encoder = DocumentEncoder(tokenizer, work.config.validation_fraction)
+        self._resources = resources
         self._processes: TokenisingProcesses | None = None
         self._num_processes = 0
         self._documents: Lookahead | None = None
@@ -253,13 +251,6 @@ class _Preparation:
         self._holder_progress = ""
         self._helped_bytes = self._portion_bytes = 0
         """Bytes of text that were tokenised for the holder, and of those of the present portion."""
-
-    def __enter__(self) -> _Preparation:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._processes is not None:
-            self._processes.__exit__(kind, error, at)
 
     def report_waiting(self, of_holder: str) -> None:
         """Report that this process waits or helps. `of_holder`: progress of the holder, as text."""
@@ -292,7 +283,7 @@ class _Preparation:
         shards: list[ShardEntry] = []
         position = Position()
         while not (shards and shards[-1].last):
-            path = self._directory / shard_name(len(shards))
+            path = self._work.directory / shard_name(len(shards))
             entry = load_entry(path)
             if entry is None or entry.start != position:
                 entry = self._make_shard(path, position)
@@ -302,22 +293,22 @@ class _Preparation:
         index = CorpusIndex(
             fingerprint=fingerprint,
             content_hash=content_hash(self._tokenizer.fingerprint, shards),
-            tokenizer=self._config.tokenizer,
+            tokenizer=self._work.config.tokenizer,
             vocab_size=self._tokenizer.vocab_size,
             dtype=token_dtype(self._tokenizer.vocab_size).str,
-            num_files=len(self._sources),
+            num_files=len(self._work.sources),
             shards=tuple(shards),
         )
         if not index.text_bytes:
             raise EmptyCorpusError(self._describe_empty())
-        write_durably(self._directory / INDEX_NAME, [index.model_dump_json(indent=1).encode()])
+        write_durably(self._work.directory / INDEX_NAME, [index.model_dump_json(indent=1).encode()])
         self._portions.remove()
-        return Corpus(self._directory, index)
+        return Corpus(self._work.directory, index)
 
     def _make_shard(self, path: Path, start: Position) -> ShardEntry:
         path.with_suffix(".json").unlink(missing_ok=True)  # otherwise a kill could leave an old entry beside new tokens
         documents = self._documents_from(start)
-        entry = write_shard(path, start, documents, self._shard_bytes, self._report_progress)
+        entry = write_shard(path, start, documents, self._work.shard_bytes, self._report_progress)
         self._reached = entry.end
         return entry
 
@@ -340,13 +331,13 @@ class _Preparation:
 
     def _start_processes(self, text_bytes: int) -> None:
         """Start the tokenising processes, once, if so much text is worth their start."""
-        num = self._requested_processes
+        num = self._work.num_processes
         if num is None:
             bytes_per_process = self._tokenizer.bytes_per_process
             num = min(allowed_cores(), text_bytes // bytes_per_process) if bytes_per_process is not None else 0
             num = 0 if num < _FEWEST_PROCESSES else num
         if num and self._processes is None:
-            self._processes = TokenisingProcesses(self._encoder, num).__enter__()
+            self._processes = self._resources.enter_context(TokenisingProcesses(self._encoder, num))
             self._num_processes = num
 
     def _report_progress(self, position: Position) -> None:
@@ -364,7 +355,7 @@ class _Preparation:
                 done,
                 self._total_bytes,
                 position.file,
-                len(self._sources),
+                len(self._work.sources),
                 num_processes=self._num_processes,
                 bad_rows=position.bad_rows,
                 num_other_nodes=self._portions.num_others,
@@ -375,14 +366,15 @@ class _Preparation:
         return position.text_bytes if self._is_limited else position.read_bytes
 
     def _describe_empty(self) -> str:
-        setting = f"data.corpus {self._config.corpus!r}" if self._config.corpus else "data.paths"
-        if self._config.max_bytes is not None and any(source.num_bytes for source in self._sources):
+        config, sources = self._work.config, self._work.sources
+        setting = f"data.corpus {config.corpus!r}" if config.corpus else "data.paths"
+        if config.max_bytes is not None and any(source.num_bytes for source in sources):
             return (
-                f"{setting}: the first document does not fit into data.max_bytes {self._config.max_bytes:,}, so there "
+                f"{setting}: the first document does not fit into data.max_bytes {config.max_bytes:,}, so there "
                 f"is no text to read. Raise data.max_bytes (pieces of a document have up to {PIECE_BYTES:,} bytes)."
             )
         return (
-            f"{setting} names {len(self._sources):,} files, but they contain no text (binary files in directories are "
+            f"{setting} names {len(sources):,} files, but they contain no text (binary files in directories are "
             "skipped). Name files with text in data.paths."
         )
 

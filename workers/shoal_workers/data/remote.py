@@ -63,7 +63,8 @@ def list_remote(url: str) -> list[RemoteEntry]:
             f"{url!r} is a chain of stores, which is not read. Name the URL of the files themselves."
         )
     filesystem, path = _opened(url)
-    if any(letter in path for letter in _wildcards(filesystem)):
+    wildcards = "*[" if _is_http(filesystem) else "*?["  # a question mark begins the query of an http URL
+    if any(letter in path for letter in wildcards):
         matched = _tried(url, lambda: filesystem.glob(path, detail=True))
         entries = {name: entry for name, entry in matched.items() if not _is_hidden(name.rpartition("/")[2])}
         walked: dict[str, Any] = {}
@@ -194,10 +195,6 @@ def _opened(url: str) -> tuple[Any, str]:
     except ValueError as error:  # fsspec does not know the protocol
         raise MissingTextError(f"{url!r} cannot be read: {error}.") from error
     return filesystem, path
-
-
-def _wildcards(filesystem: Any) -> str:
-    return "*[" if _is_http(filesystem) else "*?["  # a question mark begins the query of an http URL
 
 
 def _is_http(filesystem: Any) -> bool:

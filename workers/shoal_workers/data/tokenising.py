@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import TracebackType
 
@@ -32,6 +33,7 @@ from shoal_workers.data.documents import Document
 from shoal_workers.data.errors import DataError
 from shoal_workers.data.tokenizer import DocumentEncoder, EncodedDocument, EncodedText
 
+_Batch = Sequence[Document] | DataError
 _BATCH_BYTES = 256 * 1024
 _BATCHES_PER_PROCESS = 2
 _SOURCES = Path(__file__).parents[2]
@@ -68,6 +70,8 @@ class TokenisingProcesses:
         for process in self._all:
             process.end()
         self._threads.shutdown(cancel_futures=True)
+        for process in self._all:
+            process.pipe.close()
 
     @property
     def pids(self) -> list[int]:
@@ -76,29 +80,18 @@ class TokenisingProcesses:
     def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
         """Encodes as `DocumentEncoder.encode_all` does, and reads a few batches ahead. An error of `documents` is
         raised in its place, after the documents before it."""
-        under_way: deque[tuple[Sequence[Document], Future[list[EncodedText]]]] = deque()
-        batches = _batches(documents)
-        failed: DataError | None = None
-        has_more = True
-        while has_more or under_way:
-            while has_more and len(under_way) < _BATCHES_PER_PROCESS * self._num:
-                try:
-                    batch = next(batches, None)
-                except DataError as error:
-                    failed, batch = error, None
-                if batch is None:
-                    has_more = False
-                else:
-                    under_way.append((batch, self._threads.submit(self._encode, batch)))
-            if under_way:
-                batch, answer = under_way.popleft()
-                for document, text in zip(batch, answer.result(), strict=True):
-                    yield EncodedDocument(text, document.end)
-        if failed is not None:
-            raise failed
+        under_way: deque[tuple[_Batch, Future[list[EncodedText]]]] = deque()
+        for batch in _batches(documents):
+            under_way.append((batch, self._threads.submit(self._encode, batch)))
+            if len(under_way) == _BATCHES_PER_PROCESS * self._num:
+                yield from _finished(*under_way.popleft())
+        for batch, answer in under_way:
+            yield from _finished(batch, answer)
 
-    def _encode(self, batch: Sequence[Document]) -> list[EncodedText]:
+    def _encode(self, batch: _Batch) -> list[EncodedText]:
         """Runs on a thread of the pool."""
+        if isinstance(batch, DataError):
+            raise batch
         process = self._free.get()
         try:
             answer = process.encode(batch)
@@ -110,19 +103,28 @@ class TokenisingProcesses:
         return answer
 
 
+def _finished(batch: _Batch, answer: Future[list[EncodedText]]) -> Iterator[EncodedDocument]:
+    texts = answer.result()  # raises a batch that is an error
+    assert not isinstance(batch, DataError)
+    for document, text in zip(batch, texts, strict=True):
+        yield EncodedDocument(text, document.end)
+
+
 class _Process:
     """One process; used by one thread at a time."""
 
     def __init__(self, encoder: bytes) -> None:
         self._first = encoder
         """What it needs before the first batch."""
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(_SOURCES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+        self.pipe, its_end = Pipe()
+        with its_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, str(_SOURCES), str(its_end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[its_end.fileno()],
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
+            )
 
     @property
     def pid(self) -> int:
@@ -133,18 +135,13 @@ class _Process:
         return self._process.poll() is None
 
     def encode(self, batch: Sequence[Document]) -> list[EncodedText] | None:
-        """Returns None if the process has ended; it is not asked again."""
-        requests, answers = self._process.stdin, self._process.stdout
-        assert requests is not None
-        assert answers is not None
-        if answers.closed:
-            return None
+        """Returns None if the process has ended."""
         try:
-            requests.write(self._first)
-            self._first = b""
-            pickle.dump(batch, requests, pickle.HIGHEST_PROTOCOL)
-            requests.flush()
-            answer: list[EncodedText] = pickle.load(answers)
+            if self._first:
+                self.pipe.send_bytes(self._first)
+                self._first = b""
+            self.pipe.send(batch)
+            answer: list[EncodedText] = self.pipe.recv()
         except _LOST:
             self.end()
             return None
@@ -155,15 +152,13 @@ class _Process:
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError, ValueError):
-                if pipe is not None:
-                    pipe.close()
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[Sequence[Document]]:
+def _batches(documents: Iterable[Document]) -> Iterator[_Batch]:
+    """The last one may be an error of `documents`."""
     batch: list[Document] = []
     num_bytes = 0
+    failed: list[DataError] = []
     try:
         for document in documents:
             batch.append(document)
@@ -171,12 +166,11 @@ def _batches(documents: Iterable[Document]) -> Iterator[Sequence[Document]]:
             if num_bytes >= _BATCH_BYTES:
                 yield batch
                 batch, num_bytes = [], 0
-    except DataError:
-        if batch:  # what was read before the error comes first
-            yield batch
-        raise
-    if batch:
+    except DataError as error:
+        failed.append(error)
+    if batch:  # what was read before the error comes first
         yield batch
+    yield from failed
 
 
 _NICENESS = 5
@@ -184,15 +178,12 @@ _NICENESS = 5
 
 
 def main() -> None:
-    """Reads an encoder from the standard input, and encodes what follows it, until the input ends."""
+    """Receives an encoder, and encodes what follows it, until the process that started this one ends."""
     os.nice(_NICENESS)
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not get between the answers
+    pipe: Connection = Connection(int(sys.argv[2]))
     try:
-        encoder: DocumentEncoder = pickle.load(requests)  # both pipes belong to the process that started this one
+        encoder: DocumentEncoder = pipe.recv()  # both ends belong to the process that started this one
         while True:
-            documents = pickle.load(requests)
-            pickle.dump([encoder.encode(document) for document in documents], answers, pickle.HIGHEST_PROTOCOL)
-            answers.flush()
-    except (EOFError, BrokenPipeError):  # the kernel closes the pipe also when the other process is killed
+            pipe.send([encoder.encode(document) for document in pipe.recv()])
+    except (EOFError, ConnectionError):  # the kernel closes the pipe also when the other process is killed
         os._exit(0)  # nothing is left to flush, and no process to answer to

@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,69 +31,38 @@ _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
-class Tokenizer(Protocol):
-    """The methods of a tokenizer that preparation needs."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Differs between tokenizers that may produce different tokens from the same text."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def end_of_document(self) -> int | None:
-        """The token that follows every document, if the vocabulary has one."""
-
-    @property
-    def bytes_per_process(self) -> int | None:
-        """Text for which one more process that tokenises is worth its start; None if none ever is."""
-
-    @property
-    def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens that begin and end a text which is given to a model whole, such as [CLS] and [SEP]."""
-
-    @property
-    def special_tokens(self) -> frozenset[int]:
-        """Tokens that are in no text."""
-
-    def encode(self, text: bytes) -> NDArray[Any]:
-        """The tokens of UTF-8 text, in any unsigned integer dtype."""
-
-    def encode_whole(self, text: str, max_tokens: int) -> list[int]:
-        """The tokens of a text between those of `ends`, cut to `max_tokens` with these."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, for people."""
-
-    def token_of(self, names: Sequence[str]) -> int | None:
-        """The first of these tokens that the vocabulary has."""
-
-
 class ByteTokenizer:
     """256 byte values, and 256 as the end of a document."""
 
     name = BYTE_TOKENIZER
     fingerprint = "bytes-v1"
+    """Differs between tokenizers that may produce different tokens from the same text."""
     vocab_size = BYTE_VOCABULARY
     end_of_document: int | None = 256
+    """The token that follows every document, if the vocabulary has one."""
     bytes_per_process: int | None = None
-    """Hashing and writing the tokens takes longer than encoding them."""
-
+    """Text for which one more process that tokenises is worth its start. None is: hashing and writing the tokens takes
+    longer than encoding them."""
     ends: tuple[tuple[int, ...], tuple[int, ...]] = ((), (BYTE_VOCABULARY - 1,))
+    """The tokens that begin and end a text which is given to a model whole, such as [CLS] and [SEP]."""
     special_tokens = frozenset({BYTE_VOCABULARY - 1})
+    """Tokens that are in no text."""
 
     def encode(self, text: bytes) -> NDArray[Any]:
+        """The tokens of UTF-8 text, in any unsigned integer dtype."""
         return np.frombuffer(text, dtype=np.uint8)
 
     def encode_whole(self, text: str, max_tokens: int) -> list[int]:
+        """The tokens of a text between those of `ends`, cut to `max_tokens` with these."""
         return [*text.encode()[: max_tokens - 1], BYTE_VOCABULARY - 1]
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, for people."""
         marks = {BYTE_VOCABULARY - 1: b"<end>", BYTE_VOCABULARY: b"<mask>"}
         return b"".join(marks.get(token) or bytes([token]) for token in tokens).decode(errors="replace")
 
     def token_of(self, names: Sequence[str]) -> int | None:
+        """The first of these tokens that the vocabulary has."""
         return None
 
 
@@ -101,7 +70,7 @@ _NUM_TRIED = 64
 
 
 class JsonTokenizer:
-    """A tokenizer of the `tokenizers` package."""
+    """A tokenizer of the `tokenizers` package, with the attributes and methods of ByteTokenizer."""
 
     bytes_per_process: int | None = 2 << 20
     """A core encodes 1 to 4 MiB in a second; a start takes half a second of a core."""
@@ -158,6 +127,9 @@ class JsonTokenizer:
 
     def token_of(self, names: Sequence[str]) -> int | None:
         return next((token_id for name in names if (token_id := self._tokenizer.token_to_id(name)) is not None), None)
+
+
+Tokenizer = ByteTokenizer | JsonTokenizer
 
 
 def _end_of_config(directory: Path | None, vocab_size: int) -> int | None:

@@ -11,13 +11,12 @@ import contextlib
 import json
 import logging
 import os
-import select
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
+from multiprocessing.connection import Pipe
 from typing import Any
 
 from shoal_workers.contract import HookJob, JobSpec, MetricPoint, MetricsBatch, MetricsProgress, backoff_s
@@ -163,22 +162,16 @@ class _Child:
 
     def __init__(self, path: str, say: Callable[[str], None], answer_s: float) -> None:
         self._answer_s = answer_s
-        self._answers, child_end = os.pipe()
-        try:
+        self._pipe, child_end = Pipe()
+        with child_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM, path, str(child_end)],
-                stdin=subprocess.PIPE,
+                [sys.executable, "-m", _PROGRAM, path, str(child_end.fileno())],
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(child_end,),
+                pass_fds=(child_end.fileno(),),
                 env=_environment(),
             )
-        except OSError:
-            os.close(self._answers)
-            raise
-        finally:
-            os.close(child_end)
-        self._buffer = b""
         self._printing = threading.Thread(target=self._say_all, args=(say,), name="metrics-hook-log", daemon=True)
         self._printing.start()
 
@@ -188,39 +181,23 @@ class _Child:
 
     def ask(self, request: dict[str, Any]) -> None:
         """Returns when it is done. Raises HookFailed."""
-        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # its answer says why it has ended
+            self._pipe.send_bytes(json.dumps(request).encode())
+        if not self._pipe.poll(self._answer_s):
+            raise HookFailed(f"it did not answer within {self._answer_s:.0f} s")
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # its answer says why it has ended
-        answer = self._answer()
+            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            raise HookFailed(f"its process ended with status {self._process.wait()}") from None
         if "error" in answer:
             raise HookFailed(str(answer["error"]))
 
     def end(self) -> None:
         """Returns when the process has ended; what it has printed is said by then, unless a child of it prints on."""
-        assert self._process.stdin is not None
         self._process.kill()
         self._process.wait()
         self._printing.join(_LAST_WORDS_S)
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        os.close(self._answers)
-
-    def _answer(self) -> dict[str, Any]:
-        deadline = time.monotonic() + self._answer_s
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise HookFailed(f"it did not answer within {self._answer_s:.0f} s")
-            got = os.read(self._answers, 65536)
-            if not got:
-                raise HookFailed(f"its process ended with status {self._process.wait()}")
-            self._buffer += got
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        self._pipe.close()
 
     def _say_all(self, say: Callable[[str], None]) -> None:
         assert self._process.stdout is not None

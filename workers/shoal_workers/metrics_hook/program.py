@@ -1,7 +1,7 @@
 """The contract of a metrics hook, and the program that runs one: `python -m shoal_workers.metrics_hook.program
 MODULE:NAME FD`.
 
-Standard input brings one JSON document a line, FD takes the answers. It ends when the input does: the worker is gone.
+FD is a connection, which brings one JSON document a message and takes the answers. It ends with it: the worker is gone.
 
     {"job": {...}}                   -> {"started": true}
     {"points": [...]}                -> {"logged": 17}
@@ -22,6 +22,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from shoal_workers.contract import HookJob, MetricPoint
@@ -33,13 +35,13 @@ Answer = Callable[[dict[str, object]], None]
 
 def main(path: str, descriptor: int) -> int:
     os.nice(_NICENESS)
-    answers = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8")
+    pipe: Connection = Connection(descriptor)
 
     def answer(document: dict[str, object]) -> None:
-        answers.write(json.dumps(document) + "\n")
+        pipe.send_bytes(json.dumps(document).encode())
 
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    threading.Thread(target=_read, args=(pipe, requests), daemon=True).start()
     try:
         _serve(path, requests.get, answer)
     except BaseException as error:  # the one catch-all of this process, also for a hook that calls sys.exit
@@ -72,10 +74,11 @@ def _log(hook: Hook, new_values: NewValues, points: list[MetricPoint]) -> None:
         flush()
 
 
-def _read(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Runs on a thread of its own, so that the end of the input also ends a hook that hangs."""
-    for line in sys.stdin:
-        requests.put(json.loads(line))
+def _read(pipe: Connection, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Runs on a thread of its own, so that the end of the connection also ends a hook that hangs."""
+    with suppress(EOFError, ConnectionError):
+        while True:
+            requests.put(json.loads(pipe.recv_bytes()))
     os._exit(0)
 
 
@@ -94,16 +97,13 @@ class Hook(Protocol):
         Returns the last step that the tracker has of each metric; values of these steps and before are not logged
         again. None or {}: it has nothing.
         """
-        ...
 
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
         """New values of one step, which ended at `at` (seconds since the epoch). Steps do not go down."""
-        ...
 
     def end(self, state: str) -> None:
         """The attempt is over: "succeeded", "failed", "cancelled", "paused" or "queued". After the last two, and often
         after "failed", `start` is called again later, maybe on another machine."""
-        ...
 
 
 def load_hook(path: str) -> Hook:

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow.fs as arrow
 from ray.train import Checkpoint
 
+from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.ray_internals import TRAIN_MARKER, TRAIN_SNAPSHOT
 from shoal_workers.ray_train.manifest import Manifest
 from shoal_workers.ray_train.row_assignment import Ranges
@@ -114,18 +115,11 @@ class RunDirectory:
 
     def _write(self, name: str, text: str) -> None:
         """All of it or nothing: an object store writes whole objects, and in a directory the file is renamed."""
-        if not isinstance(self.filesystem, arrow.LocalFileSystem):
-            with self.filesystem.open_output_stream(f"{self.path}/{name}") as file:
-                file.write(text.encode())
+        if isinstance(self.filesystem, arrow.LocalFileSystem):
+            open_directory(self.path).write(name, [text.encode()])
             return
-        path = Path(self.path, name)
-        aside = path.with_name(f".{name}.new")
-        with aside.open("w", encoding="utf-8") as new:
-            new.write(text)
-            new.flush()
-            os.fsync(new.fileno())
-        aside.replace(path)
-        _synced(path.parent)
+        with self.filesystem.open_output_stream(f"{self.path}/{name}") as file:
+            file.write(text.encode())
 
     def _flush(self, folder: str) -> None:
         """The files of a checkpoint reach the disk before the list that names them."""

@@ -12,11 +12,11 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from shoal_workers.forkserver.launch import FORK_SERVER, fork_from
 from shoal_workers.script.program import Task
 
 _PROGRAM = Path(__file__).with_name("guardian.py")
-_RECEIVE_BYTES = 1 << 16
 _END_S = 10.0
 
 
@@ -40,8 +39,7 @@ class GuardianClient:
     """
 
     def __init__(self, door: str = "") -> None:
-        self.link, other = socket.socketpair()
-        self._received = b""
+        self.link, other = Pipe()
         self.pid_of_script = 0
         """0: it is not known yet, or no script runs."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,7 +56,7 @@ class GuardianClient:
 
     def wait_until_ready(self) -> None:
         """Raises GuardianLost."""
-        while not any("ready" in message for message in self.messages()):
+        while "ready" not in self.next_message():
             pass
 
     def run(self, task: Task) -> None:
@@ -69,21 +67,14 @@ class GuardianClient:
         """SIGTERM to the script, and SIGKILL after that time. Raises GuardianLost."""
         self._send({"stop": grace_s})
 
-    def messages(self) -> list[dict[str, Any]]:
+    def next_message(self) -> dict[str, Any]:
         """What the guardian has sent; blocks if it is nothing. Raises GuardianLost."""
         try:
-            data = self.link.recv(_RECEIVE_BYTES)
-        except OSError:
-            data = b""
-        if not data:
-            raise GuardianLost(f"the guardian of the script (process {self.pid}) has ended unexpectedly")
-        *lines, self._received = (self._received + data).split(b"\n")
-        messages_read: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        for message in messages_read:
-            self.pid_of_script = message.get("pid", self.pid_of_script)
-            if "ended" in message:
-                self.pid_of_script = 0
-        return messages_read
+            message: dict[str, Any] = json.loads(self.link.recv_bytes())
+        except (EOFError, OSError):
+            raise GuardianLost(f"the guardian of the script (process {self.pid}) has ended unexpectedly") from None
+        self.pid_of_script = 0 if "ended" in message else message.get("pid", self.pid_of_script)
+        return message
 
     def kill(self) -> None:
         """The script's process dies with the guardian; what it has started is left to who adopts it."""
@@ -109,11 +100,11 @@ class GuardianClient:
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
-            self.link.sendall(json.dumps(message).encode() + b"\n")
+            self.link.send_bytes(json.dumps(message).encode())
         except OSError as error:
             raise GuardianLost(f"the guardian of the script (process {self.pid}) does not answer: {error}") from None
 
-    def _start(self, link: socket.socket) -> int:
+    def _start(self, link: Connection) -> int:
         server = os.environ.get(FORK_SERVER)
         if server:
             with suppress(OSError):

@@ -1,7 +1,7 @@
 """The guardian of a worker's script: forks its processes, one per generation, and leaves none of them behind.
 
-    python guardian.py [--door=MODULE] [--plain]    standard input is the link to the runner (client.py), a socket of
-    JSON lines
+    python guardian.py [--door=MODULE] [--plain]    standard input is the link to the runner (client.py), a connection
+    with messages in JSON
 
     runner <-- {"ready": true} ------ guardian    what most scripts import is imported
     runner --- {"run": {...}} ------> guardian    fork, and run that in the new process (program.py)
@@ -26,11 +26,11 @@ import math
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 if __name__ == "__main__":
@@ -57,7 +57,6 @@ PLAIN = "--plain"
 """Argument of a guardian that imports nothing of its scripts."""
 WARM_IMPORTS = "SHOAL_WARM_IMPORTS"
 """Variable that a job may set to 0 in `code.env`, for a library that does not bear to be forked after its import."""
-_RECEIVE_BYTES = 1 << 16
 _MAX_LAST_WORDS = 16 << 10
 _DOOR = "--door="
 """Argument: a module that every script of the job needs."""
@@ -69,7 +68,7 @@ _WARM = ("torch", "torch._dynamo")
 
 def main() -> None:
     """Returns at the end of each script, in its process."""
-    with socket.socket(fileno=os.dup(0)) as link:
+    with Connection(os.dup(0)) as link:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -125,10 +124,9 @@ class Guardian:
         learns: whether it imports what its scripts have imported.
     """
 
-    def __init__(self, link: socket.socket, *, learns: bool) -> None:
+    def __init__(self, link: Connection, *, learns: bool) -> None:
         self._link = link
         self._learns = learns
-        self._received = b""
         self._script: Script | None = None
 
     def serve(self) -> program.Task | None:
@@ -136,22 +134,23 @@ class Guardian:
         end."""
         self._send({"ready": True})
         while True:
-            for message in self._messages():
-                if message is None:
-                    self._end_all()
-                    return None
-                if "run" in message:
-                    task = self._fork(program.Task(**message["run"]))
-                    if task is not None:
-                        return task
-                if "stop" in message and self._script is not None:
-                    self._stop(self._script, message["stop"])
+            try:
+                order = self._next_order()
+            except (EOFError, OSError):  # the worker has died
+                self._end_all()
+                return None
+            if "run" in order:
+                task = self._fork(program.Task(**order["run"]))
+                if task is not None:
+                    return task
+            if "stop" in order and self._script is not None:
+                self._stop(self._script, order["stop"])
             if self._script is not None:
                 self._look_after(self._script)
 
-    def _messages(self) -> list[dict[str, Any] | None]:
-        """What has arrived, after waiting for it, for the end of the script, or for the next look. None if the link has
-        ended."""
+    def _next_order(self) -> dict[str, Any]:
+        """What has arrived, after waiting for it, for the end of the script, or for the next look; {}: nothing has.
+        EOFError or OSError: the link has ended."""
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         wait_s: float | None = None
@@ -161,15 +160,8 @@ class Guardian:
             if self._script.kill_at_mono is not None:
                 wait_s = min(wait_s, max(0.0, self._script.kill_at_mono - time.monotonic()))
         ready = dict(poll.poll(None if wait_s is None else wait_s * 1000))
-        if self._link.fileno() not in ready:
-            return []
-        try:
-            data = self._link.recv(_RECEIVE_BYTES)
-        except OSError:
-            data = b""
-        *lines, self._received = (self._received + data).split(b"\n")
-        messages: list[dict[str, Any] | None] = [json.loads(line) for line in lines]
-        return messages if data else [*messages, None]
+        order: dict[str, Any] = json.loads(self._link.recv_bytes()) if self._link.fileno() in ready else {}
+        return order
 
     def _fork(self, task: program.Task) -> program.Task | None:
         """Returns the task in the new process, and None in the guardian."""
@@ -212,7 +204,7 @@ class Guardian:
             for number in (script.pidfd, script.report, script.error_file):
                 os.close(number)
             self._script = None
-            if self._learns and not self._received and not script.imports.repeat():
+            if self._learns and not script.imports.repeat():
                 self._start_anew()
         elif script.work.has_gone_on(time.monotonic()):
             self._send({"busy": True})
@@ -246,7 +238,7 @@ class Guardian:
 
     def _send(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # the worker has died, which the next look at the link shows
-            self._link.sendall(json.dumps(message).encode() + b"\n")
+            self._link.send_bytes(json.dumps(message).encode())
 
 
 def _ended(script: Script) -> dict[str, Any]:

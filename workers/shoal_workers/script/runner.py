@@ -570,9 +570,9 @@ class _Sources:
         self._connections: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
         for source, read in (
-            (guardian.link, guardian.messages),
-            (hook.listener, self._accepted),
-            (generation.woken, self._woken),
+            (guardian.link.fileno(), lambda: [guardian.next_message()]),
+            (hook.listener.fileno(), self._accepted),
+            (generation.woken.fileno(), self._woken),
         ):
             self._selector.register(source, selectors.EVENT_READ, read)
 

@@ -9,33 +9,30 @@ They survive pickling, since they cross process boundaries.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 
+@dataclass(eq=False)
 class SnapshotStoreError(Exception):
-    """Root of this tree. `code` is stable; the message is for people."""
+    """Root of this tree. `code` is stable; the message is for people, made of the fields."""
 
     code = "snapshot_store_error"
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
 
+@dataclass(eq=False)
 class SnapshotLost(SnapshotStoreError):
     """The part of `rank` in the snapshot of `generation` at `step` cannot be read from the memory of `node_id`."""
 
     code = "snapshot_lost"
-
-    def __init__(self, generation: int, step: int, rank: int, node_id: str, why: str) -> None:
-        super().__init__(generation, step, rank, node_id, why)
-        self.generation = generation
-        self.step = step
-        self.rank = rank
-        self.node_id = node_id
-        self.why = why
+    generation: int
+    step: int
+    rank: int
+    node_id: str
+    why: str
 
     def __str__(self) -> str:
         return (
@@ -44,17 +41,15 @@ class SnapshotLost(SnapshotStoreError):
         )
 
 
+@dataclass(eq=False)
 class SharedMemoryFull(SnapshotStoreError):
     """`needed_bytes` could not be allocated in `directory`."""
 
     code = "shared_memory_full"
-
-    def __init__(self, directory: str, needed_bytes: int, free_bytes: int, why: str) -> None:
-        super().__init__(directory, needed_bytes, free_bytes, why)
-        self.directory = directory
-        self.needed_bytes = needed_bytes
-        self.free_bytes = free_bytes
-        self.why = why
+    directory: str
+    needed_bytes: int
+    free_bytes: int
+    why: str
 
     def __str__(self) -> str:
         return (

@@ -74,7 +74,7 @@ class SnapshotStore:
         self._buddies = BuddySlots(self._registry.path, self._make_room)
         self._sender = Sender(key)
         try:
-            self._server = PartServer(self._registry, self._buddies, node_id=node_id, key=key, host=host)
+            self._server = PartServer(self._registry, self._buddies, key=key, host=host)
         except OSError:
             self._registry.close()
             raise

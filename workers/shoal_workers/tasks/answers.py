@@ -1,7 +1,7 @@
 """Examples as tokens on disk, and the samples that they make.
 
-    <cache_dir>/<kind>-<fingerprint>/      tokens.npy, is_answer.npy, ends.npy, is_validation.npy: made once per node,
-                                           and complete once the directory has its name
+    <cache_dir>/<kind>-<fingerprint>/      made once per node (data/labelled.py); the payload of an example is its
+                                           tokens, int32, and then a flag for each: it is part of an answer
 
     padded      | prompt  answer  padding ..... |       one example in a sample
     packed      | prompt  answer | prompt  answer | padding |    several; where positions begin at 0, nothing before
@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +34,13 @@ from torch.utils.data import Dataset
 
 from shoal_workers.contract.text_data import ExamplesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
-from shoal_workers.data.tokenizer import Split, held_back_examples, split_of
+from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare
+from shoal_workers.data.tokenizer import Split, split_of
 from shoal_workers.tasks.conversations import Encoder, Example, files_of, rows_in
+from shoal_workers.tasks.rows import NO_LABEL
 
-NO_LABEL = -100
 NO_ANSWER = "lines without an answer"
-_VERSION = "4"
-_NOTE_EVERY = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Examples:
-    """All examples of a job, one after the other."""
-
-    tokens: NDArray[Any]
-    """int32."""
-    is_answer: NDArray[Any]
-    ends: NDArray[Any]
-    """The end of each example in both."""
-    is_validation: NDArray[Any]
-    """One flag for each example."""
-
-    def example(self, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Tokens, and which of them are answers."""
-        begin = int(self.ends[number - 1]) if number else 0
-        part = slice(begin, int(self.ends[number]))
-        return self.tokens[part], self.is_answer[part]
+_TOKEN_BYTES, _FLAG_BYTES = 4, 1
 
 
 Encode = Callable[[Encoder, dict[str, Any], str], tuple[Example, ...]]
@@ -69,7 +49,7 @@ Encode = Callable[[Encoder, dict[str, Any], str], tuple[Example, ...]]
 
 def prepare_examples(
     config: ExamplesConfig, encoder: Encoder, progress: Callable[[str], None], encode: Encode, kind: str
-) -> Examples:
+) -> LabelledExamples:
     """Reads the files, or what was made of them before. Many processes of a node may call it together.
 
     Args:
@@ -78,24 +58,19 @@ def prepare_examples(
     Raises:
         DataError: a file is missing, or a line has none of the forms.
     """
-    train, validation = files_of(config.paths), files_of(config.validation_paths)
-    cache = Path(config.cache_dir).expanduser() if config.cache_dir else Path.home() / ".cache" / "shoal" / "data"
-    place = cache / f"{kind}-{_fingerprint(config, encoder, train, validation)}"
-    if not place.is_dir():
-        _write(place, _encoded(config, partial(encode, encoder), train, validation, progress), bool(validation))
-    names = ("tokens", "is_answer", "ends", "is_validation")
-    return Examples(*(np.load(place / f"{name}.npy", mmap_mode="r") for name in names))
+    splits = files_of(config.paths), files_of(config.validation_paths)
+    described = {
+        "encoder": encoder.fingerprint,
+        "max_examples": config.max_examples,
+        "validation_fraction": None if config.validation_paths else config.validation_fraction,
+        "files": [[_digest(file) for file in files] for files in splits],
+    }
+    return prepare(config, kind, described, _encoded(config, partial(encode, encoder), *splits), progress)
 
 
-def _fingerprint(config: ExamplesConfig, encoder: Encoder, train: Sequence[Path], validation: Sequence[Path]) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {encoder.fingerprint} {config.max_examples}".encode())
-    digest.update(f" {config.validation_fraction if not validation else None}".encode())
-    for files in (train, validation):
-        digest.update(b" split")
-        for file in files:
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()[:24]
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _encoded(
@@ -103,42 +78,22 @@ def _encoded(
     encode: Callable[[dict[str, Any], str], tuple[Example, ...]],
     train: Sequence[Path],
     validation: Sequence[Path],
-    progress: Callable[[str], None],
-) -> Iterator[tuple[Example, bool]]:
+) -> Iterator[tuple[Labelled, bool]]:
     """Every example, and whether it is for validation."""
     for files in (train, validation):
-        for number, (row, place) in enumerate(rows_in(files)):
-            if config.max_examples is not None and number >= config.max_examples:
-                break
-            if number % _NOTE_EVERY == 0:
-                progress(f"reading examples: {number:,} so far")
+        for row, place in islice(rows_in(files), config.max_examples):
             line = json.dumps(row, default=str).encode()
             is_held_back = not validation and split_of(line, config.validation_fraction) is Split.VALIDATION
             for example in encode(row, place):
-                yield example, files is validation or is_held_back
+                tokens, flags = np.asarray(example.tokens, "<i4"), np.asarray(example.is_answer, np.bool_)
+                yield Labelled(tokens.tobytes() + flags.tobytes(), ()), files is validation or is_held_back
 
 
-def _write(place: Path, examples: Iterator[tuple[Example, bool]], has_validation_files: bool) -> None:
-    tokens: list[NDArray[Any]] = []
-    masks: list[NDArray[Any]] = []
-    held_back: list[bool] = []
-    for example, is_validation in examples:
-        tokens.append(np.asarray(example.tokens, dtype=np.int32))
-        masks.append(np.asarray(example.is_answer, dtype=np.bool_))
-        held_back.append(is_validation)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix="answers-part-") as folder:
-        part = Path(folder) / "part"
-        part.mkdir()
-        np.save(part / "tokens.npy", np.concatenate(tokens) if tokens else np.zeros(0, np.int32))
-        np.save(part / "is_answer.npy", np.concatenate(masks) if masks else np.zeros(0, np.bool_))
-        np.save(part / "ends.npy", np.cumsum([len(token) for token in tokens], dtype=np.int64))
-        np.save(part / "is_validation.npy", held_back_examples(held_back, has_validation_files))
-        try:
-            part.rename(place)
-        except OSError:
-            if not place.is_dir():  # else another process was first, with the same
-                raise
+def example_of(examples: LabelledExamples, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Tokens of an example, and which of them are answers."""
+    payload, _ = examples.of(number)
+    count = len(payload) // (_TOKEN_BYTES + _FLAG_BYTES)
+    return np.frombuffer(payload, "<i4", count), np.frombuffer(payload, np.bool_, count, _TOKEN_BYTES * count)
 
 
 class AnswerDataset(Dataset[dict[str, Tensor]]):
@@ -146,7 +101,7 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
 
     def __init__(
         self,
-        examples: Examples,
+        examples: LabelledExamples,
         split: Split,
         seq_len: int,
         padding: int,
@@ -164,8 +119,8 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
         self.num_cut = 0
         """Examples that are longer than a sample."""
         lengths: dict[int, int] = {}
-        for number in np.flatnonzero(examples.is_validation == (split is Split.VALIDATION)).tolist():
-            _, is_answer = examples.example(number)
+        for number in examples.numbers(split).tolist():
+            _, is_answer = example_of(examples, number)
             if is_answer[1 : seq_len + 1].any():
                 lengths[number] = min(len(is_answer) - 1, seq_len)
                 self.num_cut += len(is_answer) - 1 > seq_len
@@ -175,11 +130,9 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
         self.lengths = np.asarray(list(lengths.values()), np.int64) if max_tokens is not None else None
         """Tokens of each sample, if they differ."""
         if not self._samples and split is Split.TRAIN:
-            raise no_samples(len(examples.ends), self.left_out)
-        digest = hashlib.sha256(f"{split} {seq_len} {packing}".encode())
-        for part in (examples.tokens, examples.is_answer, examples.ends, examples.is_validation):
-            digest.update(np.ascontiguousarray(part).data)
-        self.content_hash = digest.hexdigest()
+            raise no_samples(len(examples), self.left_out)
+        described = f"{examples.content_hash} {split} {seq_len} {packing}"
+        self.content_hash = hashlib.sha256(described.encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -191,7 +144,7 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
         positions = torch.zeros_like(tokens)
         filled = 0
         for number in self._samples[index]:
-            own, is_answer = (np.asarray(part[: self._seq_len + 1]) for part in self._examples.example(number))
+            own, is_answer = (np.asarray(part[: self._seq_len + 1]) for part in example_of(self._examples, number))
             end = filled + len(own) - 1
             tokens[filled:end] = torch.from_numpy(own[:-1].astype(np.int64))
             labels[filled:end] = torch.from_numpy(np.where(is_answer[1:], own[1:], NO_LABEL).astype(np.int64))

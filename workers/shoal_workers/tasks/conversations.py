@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 from shoal_workers.contract.hugging_face import TOKENIZER_NAME
 from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, TextFormat
@@ -58,21 +58,6 @@ class Example:
 
     tokens: Sequence[int]
     is_answer: Sequence[bool]
-
-
-class Encoder(Protocol):
-    """Makes examples of lines."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Differs between encoders that may make different examples of the same line."""
-
-    @property
-    def padding(self) -> int:
-        """A token that fills a sample; nothing is computed of it."""
-
-    def example(self, prompt: Text, completion: Text, place: str, variables: Mapping[str, Any]) -> Example:
-        """DataError: it cannot be encoded; `place` names the line. `variables`: of the chat template."""
 
 
 def files_of(paths: Sequence[str]) -> list[Path]:
@@ -203,9 +188,12 @@ class ByteEncoder:
     """One token per byte, and one that ends a completion."""
 
     fingerprint = "bytes-v1"
+    """Differs between encoders that may make different examples of the same line."""
     padding = 0
+    """A token that fills a sample; nothing is computed of it."""
 
     def example(self, prompt: Text, completion: Text, place: str, variables: Mapping[str, Any]) -> Example:
+        """DataError: it cannot be encoded; `place` names the line. `variables`: of the chat template."""
         if not isinstance(prompt, str) or not isinstance(completion, str):
             raise DataError(
                 f"{place} has messages, and bytes have no chat template. Name a tokenizer in data.tokenizer."
@@ -216,7 +204,7 @@ class ByteEncoder:
 
 
 class ChatEncoder:
-    """A tokenizer of transformers, with its chat template."""
+    """A tokenizer of transformers, with its chat template; the methods are those of ByteEncoder."""
 
     def __init__(self, tokenizer: Any, fingerprint: str) -> None:
         self._tokenizer = tokenizer
@@ -328,6 +316,9 @@ class ChatEncoder:
             return self._tokenizer.apply_chat_template(messages, **{**variables, "tokenize": False, **how})
         except Exception as error:  # a template raises what it likes
             raise DataError(f"{place}: the chat template does not render it: {error}") from error
+
+
+Encoder = ByteEncoder | ChatEncoder
 
 
 def _changes(number: int, place: str) -> DataError:

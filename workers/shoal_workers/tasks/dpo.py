@@ -29,12 +29,14 @@ from torch.utils.data import Dataset
 
 from shoal_workers.contract.hugging_face import REFERENCE, DpoConfig, PreferenceLoss, PreferenceModelConfig
 from shoal_workers.contract.text_data import PreferencesConfig
+from shoal_workers.data.labelled import LabelledExamples
 from shoal_workers.data.tokenizer import Split
-from shoal_workers.tasks.answers import NO_ANSWER, NO_LABEL, Examples, no_samples, padded_batch
+from shoal_workers.tasks.answers import NO_ANSWER, example_of, no_samples, padded_batch
 from shoal_workers.tasks.conversations import preference_of
 from shoal_workers.tasks.examples_task import ExamplesTask
 from shoal_workers.tasks.hf import CausalLM, parts_of, without_noise
 from shoal_workers.tasks.lora import outputs_of_adapters
+from shoal_workers.tasks.rows import NO_LABEL
 
 
 class DirectPreferenceOptimization(ExamplesTask):
@@ -186,7 +188,7 @@ class PairDataset(Dataset[dict[str, Tensor]]):
     own length."""
 
     def __init__(
-        self, examples: Examples, split: Split, seq_len: int, padding: int, *, max_tokens: int | None = None
+        self, examples: LabelledExamples, split: Split, seq_len: int, padding: int, *, max_tokens: int | None = None
     ) -> None:
         """`examples`: by two, a chosen and a rejected one. A pair is left out, and counted in `left_out`, if one of its
         answers is cut off, or if both are equal.
@@ -200,7 +202,8 @@ class PairDataset(Dataset[dict[str, Tensor]]):
         self.num_cut = 0
         lengths: dict[int, int] = {}
         for number in np.flatnonzero(examples.is_validation[::2] == (split is Split.VALIDATION)).tolist():
-            (chosen, is_chosen), (rejected, is_rejected) = (examples.example(2 * number + side) for side in range(2))
+            chosen, is_chosen = example_of(examples, 2 * number)
+            rejected, is_rejected = example_of(examples, 2 * number + 1)
             answers = (is_chosen, is_rejected)
             if not all(is_answer[1:].any() for is_answer in answers):
                 self.left_out[NO_ANSWER] += 1
@@ -216,11 +219,8 @@ class PairDataset(Dataset[dict[str, Tensor]]):
         self.lengths = None if max_tokens is None else 2 * np.asarray(self._rooms, np.int64)
         """Tokens of each pair with its padding, if they differ."""
         if not self._pairs and split is Split.TRAIN:
-            raise no_samples(len(examples.ends) // 2, self.left_out)
-        digest = hashlib.sha256(f"{split} {seq_len}".encode())
-        for part in (examples.tokens, examples.is_answer, examples.ends, examples.is_validation):
-            digest.update(np.ascontiguousarray(part).data)
-        self.content_hash = digest.hexdigest()
+            raise no_samples(len(examples) // 2, self.left_out)
+        self.content_hash = hashlib.sha256(f"{examples.content_hash} {split} {seq_len}".encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -236,7 +236,7 @@ class PairDataset(Dataset[dict[str, Tensor]]):
         }
 
     def _sequence(self, number: int) -> dict[str, Tensor]:
-        tokens, is_answer = (np.asarray(part[: self._seq_len + 1]) for part in self._examples.example(number))
+        tokens, is_answer = (np.asarray(part[: self._seq_len + 1]) for part in example_of(self._examples, number))
         return {
             "tokens": torch.from_numpy(tokens[:-1].astype(np.int64)),
             "labels": torch.from_numpy(np.where(is_answer[1:], tokens[1:], NO_LABEL).astype(np.int64)),

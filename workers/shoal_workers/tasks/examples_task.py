@@ -15,7 +15,8 @@ from torch import Tensor
 
 from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig
 from shoal_workers.contract.text_data import BYTE_TOKENIZER, ExamplesConfig
-from shoal_workers.tasks.answers import Encode, Examples, padded_batch, prepare_examples
+from shoal_workers.data.labelled import LabelledExamples
+from shoal_workers.tasks.answers import Encode, padded_batch, prepare_examples
 from shoal_workers.tasks.conversations import Encoder, load_encoder
 from shoal_workers.tasks.hf import HuggingFaceModel
 
@@ -28,20 +29,18 @@ class ExamplesTask(HuggingFaceModel):
         self.lines = lines
         self._encode = encode
         self._kind = kind
+        self._directory = lines.tokenizer or settings.path or BYTE_TOKENIZER
+        is_bytes = self._directory == BYTE_TOKENIZER
+        self.tokenizer = BYTE_TOKENIZER if is_bytes else str(Path(self._directory).expanduser() / TOKENIZER_NAME)
         self._encoder: Encoder | None = None
-        self._examples: Examples | None = None
-
-    @property
-    def tokenizer(self) -> str:
-        directory = self._tokenizer_directory
-        return directory if directory == BYTE_TOKENIZER else str(Path(directory).expanduser() / TOKENIZER_NAME)
+        self._examples: LabelledExamples | None = None
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         """Tokenise the files, unless that was done before."""
-        self._encoder = load_encoder(self._tokenizer_directory)
+        self._encoder = load_encoder(self._directory)
         self._examples = prepare_examples(self.lines, self._encoder, progress, self._encode, self._kind)
 
-    def prepared(self) -> tuple[Examples, int]:
+    def prepared(self) -> tuple[LabelledExamples, int]:
         """The examples, and the token that fills samples. DataError: the files cannot be read."""
         if self._examples is None:
             self.prepare(lambda _: None)
@@ -52,7 +51,3 @@ class ExamplesTask(HuggingFaceModel):
         """Pads samples of several lengths to the longest of them."""
         _, padding = self.prepared()
         return padded_batch(samples, padding)
-
-    @property
-    def _tokenizer_directory(self) -> str:
-        return self.lines.tokenizer or self.settings.path or BYTE_TOKENIZER

@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.language_model import LanguageModelConfig
+from shoal_workers.contract.language_model import LanguageModelConfig, expert_dim
 
 
 class FeedForward(nn.Module):
@@ -54,15 +54,6 @@ class FeedForward(nn.Module):
         return out
 
 
-def hidden_dim(config: LanguageModelConfig) -> int:
-    return config.hidden_dim or default_hidden_dim(config.dim)
-
-
-def default_hidden_dim(dim: int) -> int:
-    """8/3 x dim, rounded up to a multiple of 32: the same number of weights as a plain layer of width 4 x dim."""
-    return -(-8 * dim // 3 // 32) * 32
-
-
 _GROUPED_BYTES = 16
 """torch's grouped product needs rows of a multiple of this many bytes."""
 
@@ -75,7 +66,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
-        width = config.expert_hidden_dim or hidden_dim(config)
+        width = expert_dim(config)
         self.router = Router(config)
         self.experts = Experts(config.num_experts, config.dim, width)
         self.merge = nn.Identity()

@@ -36,11 +36,6 @@ class HuggingFaceModel(PretrainedModel):
         self.router_loss_weight = 0.0
 
     @property
-    def tokenizer(self) -> str:
-        """The tokenizer that the text is read with: "bytes", or the path of its tokenizer.json."""
-        raise NotImplementedError
-
-    @property
     def remarks(self) -> list[str]:
         """Sentences for the job's log."""
         remarks: list[str] = list(getattr(super(), "remarks", ()))
@@ -63,7 +58,7 @@ class HuggingFaceModel(PretrainedModel):
         if self.settings.lora is not None:
             add_adapters(network, self.settings.lora)
             self.reloads_frozen = self.initial_weights is not None
-        self.router_loss_weight = _router_loss_weight(network.config)
+        self.router_loss_weight = float(getattr(network.config, "router_aux_loss_coef", 0.0) or 0.0)
         refuse_small_vocabulary(network.config.vocab_size, self.tokenizer)
         model = self.wrapped(network)
         plan = plan_of_hugging_face(self.settings)
@@ -79,9 +74,8 @@ class HuggingFaceModel(PretrainedModel):
         return CausalLM(network)
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """config.json as transformers writes it, and how its names follow from this model's."""
-        assert isinstance(model, CausalLM)
-        described = self.described(model.network, self.tokenizer_files(self.tokenizer))
+        """See PretrainedModel. Of a model with adapters, they alone are written."""
+        described = super().export_config(model)
         if self.settings.lora is None:
             return described
         adapter = export_of_adapters(model.network, self.settings.lora, self.settings.path)
@@ -107,10 +101,6 @@ class HuggingFaceLM(HuggingFaceModel, TextTask):
         )
         HuggingFaceModel.__init__(self, settings)
         TextTask.__init__(self, TextDataConfig.model_validate(given), settings.seq_len)
-
-    @property
-    def tokenizer(self) -> str:
-        return self.text.tokenizer
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
@@ -169,10 +159,6 @@ def without_noise(network: Any) -> None:
         for key, value in vars(module).items():
             if ("dropout" in key or "jitter" in key) and isinstance(value, float):
                 setattr(module, key, 0.0)
-
-
-def _router_loss_weight(config: Any) -> float:
-    return float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
 
 
 def _split_scale(network: Any) -> None:

@@ -44,6 +44,7 @@ class ImageClassification(Classifier):
     """Classes of images."""
 
     auto_class = "AutoModelForImageClassification"
+    exported_files = (_PROCESSOR,)
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.settings = ImageClassModelConfig.model_validate(model)
@@ -147,10 +148,6 @@ class ImageClassification(Classifier):
         if len(content) != int(size):
             raise MissingTextError(f"{file} has changed: it had {size} bytes, and has {len(content)}. Put it back.")
         return content, str(file)
-
-    def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """See Classifier."""
-        return self.described(model.network, self.files_beside((_PROCESSOR,)))
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean cross entropy (nats) of the labels, and the metric `accuracy`."""

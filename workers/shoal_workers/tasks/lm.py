@@ -13,10 +13,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.language_model import LanguageModelConfig
+from shoal_workers.contract.language_model import LanguageModelConfig, feed_forward_dim
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.tokenizer import load_tokenizer
-from shoal_workers.tasks.feed_forward import hidden_dim
 from shoal_workers.tasks.text import TextTask
 from shoal_workers.tasks.transformer import Transformer, head_dim
 
@@ -90,7 +89,7 @@ def _llama_config(config: LanguageModelConfig, vocab_size: int) -> dict[str, Any
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": config.dim,
-        "intermediate_size": hidden_dim(config),
+        "intermediate_size": feed_forward_dim(config),
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads or config.num_heads,

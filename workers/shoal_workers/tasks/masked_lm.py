@@ -31,10 +31,9 @@ from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, Ma
 from shoal_workers.data.errors import TokenizerError
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 from shoal_workers.tasks.pretrained import Network, PretrainedModel, refuse_small_vocabulary
-from shoal_workers.tasks.rows import summed_cross_entropy
+from shoal_workers.tasks.rows import NO_LABEL, summed_cross_entropy
 from shoal_workers.tasks.text import TextTask
 
-NO_LABEL = -100
 _TENTHS = 10
 _MASKED, _RANDOM = 8, 9
 """A chosen token has a number below ten. Below the first of these it becomes the mask, below the second a random
@@ -135,6 +134,7 @@ class MaskedLanguageModel(PretrainedModel):
         self.settings = MaskedModelConfig.model_validate(model)
         super().__init__(self.settings)
         self.masked = MaskedTextConfig.model_validate({"tokenizer": self.own_tokenizer(), **data})
+        self.tokenizer = self.masked.tokenizer
         self._seed = seed
         self._opened: TextTask | None = None
 
@@ -171,10 +171,6 @@ class MaskedLanguageModel(PretrainedModel):
         is_bytes = self.masked.tokenizer == BYTE_TOKENIZER
         refuse_small_vocabulary(network.config.vocab_size, self.masked.tokenizer, more=int(is_bytes))
         return Network(network)
-
-    def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """See PretrainedModel."""
-        return self.described(model.network, self.tokenizer_files(self.masked.tokenizer))
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The sum of the cross entropies (nats) of a micro-batch's hidden tokens, computed in fp32, and their number: a

@@ -42,6 +42,10 @@ class PretrainedModel:
     deferred_init = True
     auto_class = ""
     """Name of the auto class of transformers that builds the model."""
+    tokenizer = ""
+    """What texts are read with: "bytes", or the path of a tokenizers JSON file; empty: there are none."""
+    exported_files: tuple[str, ...] = ()
+    """Files of model.path that belong to an export, besides the config and those of the tokenizer."""
 
     def __init__(self, settings: PretrainedConfig) -> None:
         self._pretrained = settings
@@ -89,15 +93,13 @@ class PretrainedModel:
         options["ignore_mismatched_sizes"] = any("label" in key for key in overrides)
         return auto.from_pretrained(directory, config=config, dtype=torch.float32, use_safetensors=True, **options)
 
-    def described(self, network: Any, files: Mapping[str, str]) -> dict[str, Any]:
-        """Describe the model for `export_config`: config.json of transformers, and the renaming of the tensors.
-
-        Args:
-            files: other files of the export, name -> path.
-        """
+    def export_config(self, model: nn.Module) -> dict[str, Any]:
+        """config.json as transformers writes it, how its names follow from this model's, and files, name -> path."""
+        network: Any = model.network
         config = json.loads(network.config.to_json_string())
         config |= {"architectures": [type(network).__name__]}
-        return {"config": config, "renames": [[f"^{PREFIX}", ""]], "files": dict(files)}
+        files = self.tokenizer_files(self.tokenizer) | self.files_beside(self.exported_files)
+        return {"config": config, "renames": [[f"^{PREFIX}", ""]], "files": files}
 
     @property
     def padding(self) -> int:
@@ -112,7 +114,7 @@ class PretrainedModel:
 
     def tokenizer_files(self, tokenizer: str) -> dict[str, str]:
         """Return the files of the tokenizer of the text: name in an export -> path. Bytes have none."""
-        if tokenizer == BYTE_TOKENIZER:
+        if tokenizer in ("", BYTE_TOKENIZER):
             return {}
         path = Path(tokenizer).expanduser().resolve()
         if self._pretrained.path is None or path.parent != Path(self._pretrained.path).expanduser().resolve():

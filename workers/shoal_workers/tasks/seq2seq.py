@@ -29,7 +29,6 @@ from shoal_workers.tasks.rows import NO_LABEL, RowSamples, RowTask, padded, summ
 class DecoderTask(RowTask):
     """A model of transformers with a decoder, whose labels are the tokens of a text."""
 
-    tokenizer: str
     _decoder: DecoderTokens | None = None
 
     def build_model(self) -> nn.Module:
@@ -52,6 +51,7 @@ class SequenceToSequence(DecoderTask):
     """Targets of sources."""
 
     auto_class = "AutoModelForSeq2SeqLM"
+    exported_files = ("generation_config.json",)
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.settings = Seq2SeqModelConfig.model_validate(model)
@@ -96,11 +96,6 @@ class SequenceToSequence(DecoderTask):
             "is_token": padded(np.ones(len(tokens)), self.settings.seq_len, 0),
             "labels": padded(labels, self.settings.target_len, NO_LABEL),
         }
-
-    def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """See PretrainedModel."""
-        files = self.tokenizer_files(self.tokenizer) | self.files_beside(("generation_config.json",))
-        return self.described(model.network, files)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """See `cross_entropy`: a step's loss is the mean over all tokens of targets in it."""

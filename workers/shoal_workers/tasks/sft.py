@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal_workers.contract.families import isolates_packed
 from shoal_workers.contract.hugging_face import HuggingFaceConfig, architecture_of
 from shoal_workers.contract.text_data import AnswersConfig
 from shoal_workers.data.tokenizer import Split
-from shoal_workers.tasks.answers import NO_LABEL, AnswerDataset
+from shoal_workers.tasks.answers import AnswerDataset
 from shoal_workers.tasks.conversations import answer_of
 from shoal_workers.tasks.examples_task import ExamplesTask
 from shoal_workers.tasks.hf import parts_of
+from shoal_workers.tasks.rows import summed_cross_entropy
 
 
 class SupervisedFineTuning(ExamplesTask):
@@ -67,14 +66,8 @@ class SupervisedFineTuning(ExamplesTask):
         The routers' loss, if the model has one, counts as often as there are such tokens."""
         positions = (batch["positions"],) if self.answers.packing else ()
         logits, router_loss = parts_of(model(batch["tokens"], *positions))
-        total, weight = sum_over_answers(logits, batch["labels"])
+        total, weight = summed_cross_entropy(logits, batch["labels"])
         if router_loss is None:
             return total, weight
         metrics = {"router_loss": router_loss.detach()}
         return total + weight * self.router_loss_weight * router_loss, weight, metrics
-
-
-def sum_over_answers(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the losses of all labels, and their number. Logits (B, T, V), labels (B, T)."""
-    total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
-    return total, torch.count_nonzero(labels != NO_LABEL)

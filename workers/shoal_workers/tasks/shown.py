@@ -12,6 +12,7 @@ they were before they were normalised. Each kind of task has one function. Calle
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -21,7 +22,14 @@ from torch import Tensor
 
 from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK
 from shoal_workers.contract.language_model import LM_TASK
-from shoal_workers.contract.text_data import IMAGE_CLASS_TASK, MASKED_TASK, SEQ2SEQ_TASK, SPEECH_TASK, TEXT_CLASS_TASK
+from shoal_workers.contract.text_data import (
+    BYTE_TOKENIZER,
+    IMAGE_CLASS_TASK,
+    MASKED_TASK,
+    SEQ2SEQ_TASK,
+    SPEECH_TASK,
+    TEXT_CLASS_TASK,
+)
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.rows import NO_LABEL
 
@@ -32,57 +40,45 @@ Row = dict[str, Any]
 Decode = Callable[[Sequence[int]], str]
 
 
-def answers(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[Row]:
-    """Prompts with answers."""
-    decode = load_tokenizer(task.tokenizer).decode
+def rows(show: Callable[[Any, Any, Decode], Row], task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[Row]:
+    """What `show` makes of these samples, one after the other."""
+    decode = load_tokenizer(task.tokenizer or BYTE_TOKENIZER).decode
     for number in numbers:
-        sample = dataset[number]
-        yield _row([("", *_next_tokens(sample["tokens"], sample["labels"]))], decode)
+        yield show(task, dataset[number], decode)
 
 
-def pairs(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[Row]:
+def answers(task: Any, sample: Any, decode: Decode) -> Row:
+    """A prompt with its answer."""
+    return _row([("", *_next_tokens(sample["tokens"], sample["labels"]))], decode)
+
+
+def pairs(task: Any, sample: Any, decode: Decode) -> Row:
     """Two answers of a prompt."""
-    decode = load_tokenizer(task.tokenizer).decode
-    for number in numbers:
-        sample = dataset[number]
-        both = zip(("chosen", "rejected"), sample["tokens"], sample["labels"], strict=True)
-        yield _row([(title, *_next_tokens(tokens, labels)) for title, tokens, labels in both], decode)
+    both = zip(("chosen", "rejected"), sample["tokens"], sample["labels"], strict=True)
+    return _row([(title, *_next_tokens(tokens, labels)) for title, tokens, labels in both], decode)
 
 
-def text(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[Row]:
-    """Pieces of text, of which each next token counts."""
-    decode = load_tokenizer(task.text.tokenizer).decode
-    for number in numbers:
-        tokens = dataset[number].tolist()
-        yield _row([("", tokens, [False] + [True] * (len(tokens) - 1))], decode)
+def text(task: Any, sample: Any, decode: Decode) -> Row:
+    """A piece of text, of which each next token counts."""
+    return _row([("", sample.tolist(), [False] + [True] * (len(sample) - 1))], decode)
 
 
-def masked(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[Row]:
+def masked(task: Any, sample: Any, decode: Decode) -> Row:
     """Text with hidden tokens, as the model sees it."""
-    decode = load_tokenizer(task.masked.tokenizer).decode
-    for number in numbers:
-        sample = dataset[number]
-        yield _row([("", sample["tokens"].tolist(), (sample["labels"] != NO_LABEL).tolist())], decode)
+    return _row([("", sample["tokens"].tolist(), (sample["labels"] != NO_LABEL).tolist())], decode)
 
 
-def targets(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[Row]:
-    """Sources with targets."""
-    decode = load_tokenizer(task.tokenizer).decode
-    for number in numbers:
-        sample = dataset[number]
-        source = sample["tokens"][sample["is_token"] == 1].tolist()
-        target = sample["labels"][sample["labels"] != NO_LABEL].tolist()
-        yield _row([("source", source, [False] * len(source)), ("target", target, [True] * len(target))], decode)
+def targets(task: Any, sample: Any, decode: Decode) -> Row:
+    """A source with its target."""
+    source = sample["tokens"][sample["is_token"] == 1].tolist()
+    target = sample["labels"][sample["labels"] != NO_LABEL].tolist()
+    return _row([("source", source, [False] * len(source)), ("target", target, [True] * len(target))], decode)
 
 
-def labelled_texts(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[Row]:
-    """Texts with classes."""
-    decode = load_tokenizer(task.tokenizer).decode
-    names, _ = task.classes()
-    for number in numbers:
-        sample = dataset[number]
-        tokens, label = sample["tokens"][sample["is_token"] == 1].tolist(), int(sample["label"])
-        yield _row([("", tokens, [False] * len(tokens))], decode) | {"label": names[label] if names else str(label)}
+def labelled_texts(task: Any, sample: Any, decode: Decode) -> Row:
+    """A text with its class."""
+    tokens = sample["tokens"][sample["is_token"] == 1].tolist()
+    return _row([("", tokens, [False] * len(tokens))], decode) | {"label": _class_name(task, sample)}
 
 
 def _next_tokens(tokens: Tensor, labels: Tensor) -> tuple[list[int], list[bool]]:
@@ -109,32 +105,31 @@ def _spans(tokens: list[int], in_loss: list[bool], decode: Decode) -> list[tuple
     return [(decode([token for token, _ in group]), counts) for counts, group in groups]
 
 
-def images(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Images with classes, of a task `ImageClassification`."""
+def images(task: Any, sample: Any, decode: Decode) -> Row:
+    """An image with its class, of a task `ImageClassification`."""
+    settings, pixels = task.pixel_settings(), sample["pixels"]
+    stored = (pixels.movedim(0, -1) * torch.tensor(settings.std) + torch.tensor(settings.mean)) / settings.scale
+    return {
+        "texts": [_text("pixels", describe_values(pixels))],
+        "tokens": 0,
+        "in_loss": 0,
+        "label": _class_name(task, sample),
+        "drawn": draw(pixels),
+        "pixels": stored.round().clamp(0, 255).byte(),
+    }
+
+
+def speech(task: Any, sample: Any, decode: Decode) -> Row:
+    """Features with their transcript, of a task `SpeechToText`."""
+    labels = sample["labels"][sample["labels"] != NO_LABEL].tolist()
+    texts = [_text("features", describe_values(sample["features"])), _text("text", decode(labels), len(labels))]
+    return {"texts": texts, "tokens": len(labels), "in_loss": len(labels)}
+
+
+def _class_name(task: Any, sample: Any) -> str:
     names, _ = task.classes()
-    settings = task.pixel_settings()
-    for number in numbers:
-        sample = dataset[number]
-        pixels, label = sample["pixels"], int(sample["label"])
-        stored = (pixels.movedim(0, -1) * torch.tensor(settings.std) + torch.tensor(settings.mean)) / settings.scale
-        yield {
-            "texts": [_text("pixels", describe_values(pixels))],
-            "tokens": 0,
-            "in_loss": 0,
-            "label": names[label] if names else str(label),
-            "drawn": draw(pixels),
-            "pixels": stored.round().clamp(0, 255).byte(),
-        }
-
-
-def speech(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Features with transcripts, of a task `SpeechToText`."""
-    decode = load_tokenizer(task.tokenizer).decode
-    for number in numbers:
-        sample = dataset[number]
-        labels = sample["labels"][sample["labels"] != NO_LABEL].tolist()
-        texts = [_text("features", describe_values(sample["features"])), _text("text", decode(labels), len(labels))]
-        yield {"texts": texts, "tokens": len(labels), "in_loss": len(labels)}
+    label = int(sample["label"])
+    return names[label] if names else str(label)
 
 
 def describe_values(values: Tensor) -> str:
@@ -159,13 +154,13 @@ def _text(title: str, text: str, in_loss: int = 0) -> dict[str, Any]:
 
 
 SHOWN: dict[str, Callable[[Any, Any, Sequence[int]], Iterator[Row]]] = {
-    SFT_TASK: answers,
-    DPO_TASK: pairs,
-    LM_TASK: text,
-    HF_TASK: text,
-    MASKED_TASK: masked,
-    SEQ2SEQ_TASK: targets,
-    TEXT_CLASS_TASK: labelled_texts,
-    IMAGE_CLASS_TASK: images,
-    SPEECH_TASK: speech,
+    SFT_TASK: partial(rows, answers),
+    DPO_TASK: partial(rows, pairs),
+    LM_TASK: partial(rows, text),
+    HF_TASK: partial(rows, text),
+    MASKED_TASK: partial(rows, masked),
+    SEQ2SEQ_TASK: partial(rows, targets),
+    TEXT_CLASS_TASK: partial(rows, labelled_texts),
+    IMAGE_CLASS_TASK: partial(rows, images),
+    SPEECH_TASK: partial(rows, speech),
 }

@@ -28,7 +28,6 @@ from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, tokens_of
 from shoal_workers.tasks.seq2seq import DecoderTask
 
 _EXTRACTOR = "preprocessor_config.json"
-_KEPT = (_EXTRACTOR, "processor_config.json", "generation_config.json", "normalizer.json")
 _POSITIONS_PER_S = 50
 """Whisper's encoder has a frame each 10 ms, and two frames become one position."""
 
@@ -37,6 +36,7 @@ class SpeechToText(DecoderTask):
     """Transcripts of audio."""
 
     auto_class = "AutoModelForSpeechSeq2Seq"
+    exported_files = (_EXTRACTOR, "processor_config.json", "generation_config.json", "normalizer.json")
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.settings = SpeechModelConfig.model_validate(model)
@@ -115,10 +115,6 @@ class SpeechToText(DecoderTask):
                 f"Set it to a multiple of {_POSITIONS_PER_S}."
             )
         return WhisperFeatureExtractor(feature_size=bins, chunk_length=positions // _POSITIONS_PER_S)
-
-    def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """See PretrainedModel."""
-        return self.described(model.network, self.tokenizer_files(self.tokenizer) | self.files_beside(_KEPT))
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """See `cross_entropy`: a step's loss is the mean over all tokens of transcripts in it."""

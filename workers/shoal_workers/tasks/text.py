@@ -20,6 +20,7 @@ class TextTask:
 
     def __init__(self, text: TextDataConfig, seq_len: int) -> None:
         self.text = text
+        self.tokenizer = text.tokenizer
         self._seq_len = seq_len
         self._corpora: list[Corpus] = []
 
@@ -31,7 +32,7 @@ class TextTask:
     def bytes_per_token(self) -> float | None:
         """1.0 for the byte tokenizer; else measured on the corpus, so None before `prepare`. Of a mixture: that of its
         samples, in their shares."""
-        if self.text.tokenizer == ByteTokenizer.name:
+        if self.tokenizer == ByteTokenizer.name:
             return 1.0
         if not self._corpora:
             return None
@@ -44,10 +45,10 @@ class TextTask:
     @property
     def remarks(self) -> list[str]:
         """Sentences for the job's log."""
-        if load_tokenizer(self.text.tokenizer).end_of_document is not None:
+        if load_tokenizer(self.tokenizer).end_of_document is not None:
             return []
         return [
-            f"data.tokenizer {self.text.tokenizer!r} names no token that ends a document, so documents run together. "
+            f"data.tokenizer {self.tokenizer!r} names no token that ends a document, so documents run together. "
             "Name it as eos_token in a tokenizer_config.json beside it."
         ]
 

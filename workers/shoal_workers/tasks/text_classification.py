@@ -89,10 +89,6 @@ class TextClassification(Classifier):
         refuse_small_vocabulary(config.vocab_size, self.tokenizer)
         return model
 
-    def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """See Classifier."""
-        return self.described(model.network, self.tokenizer_files(self.tokenizer))
-
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean cross entropy (nats) of the labels, and the metric `accuracy`."""
         return self.judged(model(input_ids=batch["tokens"], attention_mask=batch["is_token"]), batch["label"])

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.language_model import LanguageModelConfig
-from shoal_workers.tasks.feed_forward import Experts, FeedForward, MixtureOfExperts, Router, hidden_dim
+from shoal_workers.contract.language_model import LanguageModelConfig, feed_forward_dim
+from shoal_workers.tasks.feed_forward import Experts, FeedForward, MixtureOfExperts, Router
 
 _INIT_GAIN = 0.02 * math.sqrt(768)
 """GPT-2's 0.02 at its width of 768. Narrower models need more: at width 128 it costs 0.2 bits per byte in 200 steps."""
@@ -93,7 +93,9 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = MixtureOfExperts(config) if has_experts else FeedForward(config.dim, hidden_dim(config))
+        self.feed_forward = (
+            MixtureOfExperts(config) if has_experts else FeedForward(config.dim, feed_forward_dim(config))
+        )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, rotations: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ from shoal_api.cli.commands.specs import describe_data
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.text_data import IMAGE_CLASS_TASK, SECTIONS
+from shoal_workers.contract.text_data import IMAGE_CLASS_TASK, SECTIONS, SPEECH_TASK
 from shoal_workers.data.errors import BadRowError, EmptyCorpusError, MissingTextError
 from shoal_workers.data_show import show
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.task import LoadedTask, load_task
-from shoal_workers.tasks.shown import images, speech
+from shoal_workers.tasks.shown import SHOWN
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*token_id.*")
@@ -492,7 +492,7 @@ def test_images_and_labels_are_shown_as_they_arrive(folder: Path, tmp_path: Path
     del spec["model"]["num_labels"]
     spec["data"] = {"folder": str(tmp_path / "images"), "validation_fraction": 0, "cache_dir": str(tmp_path / "cache")}
     _, task, own = _loaded(spec)
-    first, *_, last = images(own, task.train_data, range(4))
+    first, *_, last = SHOWN[IMAGE_CLASS_TASK](own, task.train_data, range(4))
     assert (first["label"], last["label"]) == ("cat", "dog")
     [numbers] = [text["spans"] for text in first["texts"]]
     assert numbers == [["3 x 16 x 16, -1 to 1, mean -0.5", False]]
@@ -508,6 +508,6 @@ def test_images_and_labels_are_shown_as_they_arrive(folder: Path, tmp_path: Path
     assert lines.count("    @@@@@@@@") == 8
     assert any(line.startswith("  sample 2: as it arrives, label ") for line in lines)
     _, task, own = _loaded(small_spec("whisper", folder))
-    [row] = speech(own, task.train_data, [0])
+    [row] = SHOWN[SPEECH_TASK](own, task.train_data, [0])
     assert row["texts"][0]["spans"][0][0].startswith("16 x 100, ")
     assert (row["texts"][1], row["in_loss"]) == ({"title": "text", "spans": [["tone 0<end>", True]], "in_loss": 7}, 7)

@@ -14,7 +14,8 @@ from shoal_workers.contract.hugging_face import SFT_TASK
 from shoal_workers.data.errors import CorpusTooSmallError, DataError
 from shoal_workers.tasks.answers import NO_LABEL, packed
 from shoal_workers.tasks.conversations import answer_of, load_encoder
-from shoal_workers.tasks.sft import SupervisedFineTuning, sum_over_answers
+from shoal_workers.tasks.rows import summed_cross_entropy
+from shoal_workers.tasks.sft import SupervisedFineTuning
 
 transformers = pytest.importorskip("transformers")
 
@@ -107,9 +108,9 @@ def test_validation_has_files_of_its_own_or_a_fraction_of_the_lines(tmp_path: Pa
 def test_what_was_tokenised_is_found_again_and_other_lines_are_other_data(tmp_path: Path) -> None:
     first = _task(tmp_path, *PAIRS).build_dataset("train").content_hash
     [made] = (tmp_path / "cache").iterdir()
-    written_at = (made / "tokens.npy").stat().st_mtime_ns
+    written_at = (made / "payload.bin").stat().st_mtime_ns
     assert _task(tmp_path, *PAIRS).build_dataset("train").content_hash == first
-    assert (made / "tokens.npy").stat().st_mtime_ns == written_at
+    assert (made / "payload.bin").stat().st_mtime_ns == written_at
     assert _task(tmp_path, *PAIRS[:2]).build_dataset("train").content_hash != first
     assert _task(tmp_path, *PAIRS, seq_len=9).build_dataset("train").content_hash != first
 
@@ -201,8 +202,8 @@ def test_packed_examples_do_not_see_each_other(tmp_path: Path, family: str) -> N
             for parameter in model.parameters():  # large, so that attention has an effect
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
             positions = (batch["positions"],) if packing else ()
-            total, _ = sum_over_answers(model(batch["tokens"], *positions), batch["labels"])
-            blind, _ = sum_over_answers(model(batch["tokens"]), batch["labels"])
+            total, _ = summed_cross_entropy(model(batch["tokens"], *positions), batch["labels"])
+            blind, _ = summed_cross_entropy(model(batch["tokens"]), batch["labels"])
             loss = task.loss(model, batch)
         assert [float(one) for one in loss[:2]] == [float(total), 9]
         sums |= {name: float(total), f"{name} without positions": float(blind)}

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shoal_workers.contract.language_model import LanguageModelConfig
-from shoal_workers.tasks.feed_forward import default_hidden_dim
+from shoal_workers.contract.language_model import LanguageModelConfig, feed_forward_dim
 from shoal_workers.tasks.transformer import Transformer, rotate, rotation_table
 
 VOCAB = 40
@@ -136,7 +135,7 @@ def test_the_rotation_table_is_not_state_and_is_real_even_on_the_meta_device() -
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_number_of_parameters_is_the_sum_of_its_parts(tied: bool) -> None:
-    dim, hidden, head = 32, default_hidden_dim(32), 8
+    dim, hidden, head = 32, feed_forward_dim(_config()), 8
     attention = dim * 4 * head + 2 * dim * 2 * head + 4 * head * dim
     expected = VOCAB * dim * (1 if tied else 2) + 2 * (attention + 3 * dim * hidden + 2 * dim) + dim
     assert sum(p.numel() for p in _model(tied_head=tied).parameters()) == expected
@@ -144,7 +143,7 @@ def test_the_number_of_parameters_is_the_sum_of_its_parts(tied: bool) -> None:
 
 @pytest.mark.parametrize(("dim", "hidden"), [(32, 96), (128, 352), (384, 1024), (1, 32)])
 def test_the_default_hidden_width_is_eight_thirds_rounded_up(dim: int, hidden: int) -> None:
-    assert default_hidden_dim(dim) == hidden
+    assert feed_forward_dim(LanguageModelConfig(dim=dim, head_dim=2)) == hidden
 
 
 def test_dropout_is_seeded_by_the_global_generator_and_off_in_eval() -> None:

@@ -162,30 +162,24 @@ def may_write_parameters(layout: Layout, spec: JobSpec) -> bool:
     return is_alone and layout.shard is ShardLevel.NONE and not spec.snapshot.enabled
 
 
-def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
-    if not spec.deterministic:
-        return
-    for axis in ("pp", "dp_replicate", "cp", "tp", "ep"):
+def _refuse_axes(layout: Layout, axes: Iterable[str], rule: Rule, why: str, otherwise: str) -> Iterator[Violation]:
+    for axis in axes:
         degree = getattr(layout, axis)
         if degree > 1:
-            yield Violation(
-                rule=Rule.DETERMINISTIC_NEEDS_DATA_AXES,
-                axis=axis,
-                message=f"{axis} is {degree}, but deterministic: true sums in one fixed order along dp_shard only. "
-                f"Set {axis} to 1, or deterministic to false.",
-            )
+            message = f"{axis} is {degree}, but {why}. Set {axis} to 1, or {otherwise}."
+            yield Violation(rule=rule, axis=axis, message=message)
+
+
+def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
+    axes = ("pp", "dp_replicate", "cp", "tp", "ep") if spec.deterministic else ()
+    why = "deterministic: true sums in one fixed order along dp_shard only"
+    return _refuse_axes(layout, axes, Rule.DETERMINISTIC_NEEDS_DATA_AXES, why, "deterministic to false")
 
 
 def _sync(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
-    for axis in ("pp", "cp", "tp", "ep") if spec.batch.sync is BatchSync.GLOBAL else ():
-        degree = getattr(layout, axis)
-        if degree > 1:
-            yield Violation(
-                rule=Rule.SYNC_NEEDS_DATA_AXES,
-                axis=axis,
-                message=f"{axis} is {degree}, but batch.sync global normalises over the samples of the data axes only. "
-                f"Set {axis} to 1, or batch.sync to micro_batch.",
-            )
+    axes = ("pp", "cp", "tp", "ep") if spec.batch.sync is BatchSync.GLOBAL else ()
+    why = "batch.sync global normalises over the samples of the data axes only"
+    return _refuse_axes(layout, axes, Rule.SYNC_NEEDS_DATA_AXES, why, "batch.sync to micro_batch")
 
 
 def _dropout(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
@@ -194,17 +188,9 @@ def _dropout(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
         if spec.plan is None and spec.task in SECTIONS:
             return  # these axes are refused in any case
         name, dropout = dropout_of(pretrained) or (name, 0)
-    if not dropout:
-        return
-    for axis in ("tp", "cp", "pp"):
-        degree = getattr(layout, axis)
-        if degree > 1:
-            yield Violation(
-                rule=Rule.DROPOUT_NEEDS_DATA_AXES,
-                axis=axis,
-                message=f"{axis} is {degree}, but model.{name} {dropout} draws its masks per micro-batch, which is "
-                f"exact on the data axes only. Set {axis} to 1, or model.{name} to 0.",
-            )
+    axes = ("tp", "cp", "pp") if dropout else ()
+    why = f"model.{name} {dropout} draws its masks per micro-batch, which is exact on the data axes only"
+    yield from _refuse_axes(layout, axes, Rule.DROPOUT_NEEDS_DATA_AXES, why, f"model.{name} to 0")
 
 
 def _data_ranks(layout: Layout, spec: JobSpec) -> Iterator[Violation]:

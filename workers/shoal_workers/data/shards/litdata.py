@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from shoal_workers.data.shards.rows import ArrowRows
-from shoal_workers.data.shards.shard import OTHER, Sample, Shard, checked, mapped
+from shoal_workers.data.shards.shard import OTHER, Sample, Shard, checked, encoded_images, mapped
 
 INDEX = "index.json"
 TOKENS = "tokens"
@@ -62,7 +62,7 @@ class LitDataShard(Shard):
         formats = config.get("data_format") or []
         self._holds_tokens = config.get("item_loader") == "TokensLoader"
         self._leaves = [_leaf(name) for name in formats]
-        self._tree = _Spec(config.get("data_spec"), len(formats)).build
+        self._tree = _builder(config.get("data_spec"), len(formats))
         level = config.get("compression_level") if config.get("compression") else None
         self._is_zstd_by_sample = level == "sample"
         is_zstd = any(suffix.startswith(".zstd") for suffix in self.path.suffixes)  # chunk-0-0.zstd:4.bin
@@ -143,18 +143,14 @@ class LitDataShard(Shard):
         return plain[start - base : end - base]
 
 
-class _Spec:
+def _builder(dumped: str | None, num_leaves: int) -> _Tree:
     """How the leaves of an item make up a tree: torch's own serialisation of a TreeSpec, or LitData's for MDS."""
-
-    def __init__(self, dumped: str | None, num_leaves: int) -> None:
-        self.build: _Tree
-        if dumped is None:
-            self.build = next if num_leaves == 1 else list
-            return
-        protocol, spec = json.loads(dumped)
-        if protocol != 1:
-            raise ValueError(f"its data_spec has protocol {protocol}, and protocol 1 is read")
-        self.build = _tree(spec)
+    if dumped is None:
+        return next if num_leaves == 1 else list
+    protocol, spec = json.loads(dumped)
+    if protocol != 1:
+        raise ValueError(f"its data_spec has protocol {protocol}, and protocol 1 is read")
+    return _tree(spec)
 
 
 def _tree(spec: dict[str, Any]) -> _Tree:
@@ -218,15 +214,6 @@ def _tensor(raw: bytes, dtype_number: int, shape: tuple[int, ...] | None) -> Any
     return flat if shape is None else flat.reshape(shape)
 
 
-def _jpegs(raw: bytes) -> list[bytes]:
-    num = struct.unpack_from("<I", raw)[0]
-    at, images = 4 + 4 * num, []
-    for size in struct.unpack_from(f"<{num}I", raw, 4):
-        images.append(raw[at : at + size])
-        at += size
-    return images
-
-
 def _nested(raw: bytes) -> Any:
     """Lists and dictionaries that are one leaf: JSON, or, in newer releases, LitData's own tags."""
     if not raw or raw[0] > 0x20:
@@ -234,32 +221,34 @@ def _nested(raw: bytes) -> Any:
     return _tagged(raw, 0)[0]
 
 
+_NUMBERS = {
+    **{tag: struct.Struct("<q") for tag in (0x08, 0x12)},
+    **{tag: struct.Struct("<d") for tag in (0x09, 0x13)},
+    **{tag: struct.Struct("?") for tag in (0x0A, 0x14)},
+}
+"""By their tags: the first in a value, the second in a field of a record."""
+_NULL, _TEXT = (0x0B, 0x10), (0x07, 0x11)
+
+
 def _tagged(raw: bytes, at: int) -> tuple[Any, int]:
-    tag = raw[at]
-    if tag == 8:
-        return struct.unpack_from("<q", raw, at + 1)[0], at + 9
-    if tag == 9:
-        return struct.unpack_from("<d", raw, at + 1)[0], at + 9
-    if tag == 10:
-        return bool(raw[at + 1]), at + 2
-    if tag == 11:
-        return None, at + 1
-    num = struct.unpack_from("<I", raw, at + 1)[0]
-    at += 5
+    """A value, and where it ends."""
+    tag, at = raw[at], at + 1
+    if tag in _NUMBERS:
+        return _NUMBERS[tag].unpack_from(raw, at)[0], at + _NUMBERS[tag].size
+    if tag in _NULL:
+        return None, at
+    if tag in _TEXT:
+        return _text(raw, at)
+    num = struct.unpack_from("<I", raw, at)[0]
+    at += 4
     if tag == 0:
         return json.loads(raw[at : at + num]), at + num
-    if tag == 7:
-        return raw[at : at + num].decode(), at + num
     if tag in (2, 3):
         return np.frombuffer(raw, "<i8" if tag == 2 else "<f8", num, at).tolist(), at + 8 * num
     if tag == 4:
         return [bool(item) for item in raw[at : at + num]], at + num
     if tag == 1:
-        texts = []
-        for _ in range(num):
-            text, at = _text(raw, at)
-            texts.append(text)
-        return texts, at
+        return _texts(raw, at, num)
     if tag == 5:
         mapping = {}
         for _ in range(num):
@@ -272,28 +261,20 @@ def _tagged(raw: bytes, at: int) -> tuple[Any, int]:
 
 
 def _records(raw: bytes, at: int, num: int) -> tuple[list[dict[str, Any]], int]:
-    num_names = struct.unpack_from("<I", raw, at)[0]
-    at, names = at + 4, []
-    for _ in range(num_names):
-        name, at = _text(raw, at)
-        names.append(name)
-    records: list[dict[str, Any]] = []
-    for _ in range(num):
-        record: dict[str, Any] = {}
+    names, at = _texts(raw, at + 4, struct.unpack_from("<I", raw, at)[0])
+    records: list[dict[str, Any]] = [{} for _ in range(num)]
+    for record in records:
         for name in names:
-            kind, at = raw[at], at + 1
-            if kind == 0x10:
-                record[name] = None
-            elif kind == 0x11:
-                record[name], at = _text(raw, at)
-            elif kind in (0x12, 0x13):
-                record[name], at = struct.unpack_from("<q" if kind == 0x12 else "<d", raw, at)[0], at + 8
-            elif kind == 0x14:
-                record[name], at = bool(raw[at]), at + 1
-            else:
-                raise ValueError(f"a field of a record has tag {kind}, which is not known")
-        records.append(record)
+            record[name], at = _tagged(raw, at)
     return records, at
+
+
+def _texts(raw: bytes, at: int, num: int) -> tuple[list[str], int]:
+    texts = []
+    for _ in range(num):
+        text, at = _text(raw, at)
+        texts.append(text)
+    return texts, at
 
 
 def _text(raw: bytes, at: int) -> tuple[str, int]:
@@ -309,7 +290,7 @@ _LEAVES: dict[str, Callable[[bytes], Any]] = {
     "float": lambda raw: struct.unpack("<d", raw)[0],
     "numpy": _array,
     "tensor": _tensor_with_header,
-    "jpeg_array": _jpegs,
+    "jpeg_array": encoded_images,
     "json": _nested,
 }
 

@@ -14,11 +14,12 @@ import json
 import math
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shoal_workers.data.shards.shard import Sample, Shard, checked, mapped
+from shoal_workers.data.shards.shard import Sample, Shard, checked, encoded_images, mapped
 
 _LARGEST_HEADER_BYTES = 1 << 24
 _VALUE_DTYPES = {
@@ -93,7 +94,7 @@ def _decoder(name: str, encoding: str) -> Callable[[bytes], Any]:
     if kind in _SCALARS:
         return lambda raw: np.frombuffer(raw, kind, 1)[0]
     if kind not in _DECODERS:
-        raise ValueError(f"column {name!r} has encoding {encoding!r}, and those that are read are {_known()}")
+        raise ValueError(f"column {name!r} has encoding {encoding!r}, and those that are read are {_KNOWN}")
     return _DECODERS[kind]
 
 
@@ -117,46 +118,20 @@ def _array_decoder(details: str) -> Callable[[bytes], Any]:
     return decode
 
 
-def _list(raw: bytes) -> list[bytes]:
-    """Encoded images: a number that is not used, how many, their sizes, and they themselves."""
-    return _parts(raw, 4)
-
-
-def _jpeg_array(raw: bytes) -> list[bytes]:
-    return _parts(raw, 0)
-
-
-def _parts(raw: bytes, at: int) -> list[bytes]:
-    num = int(np.frombuffer(raw, "<u4", 1, at)[0])
-    ends = np.cumsum(np.frombuffer(raw, "<u4", num, at + 4), dtype=np.int64) + at + 4 + 4 * num
-    if num and int(ends[-1]) > len(raw):
-        raise ValueError(f"a list would end at byte {int(ends[-1]):,} of {len(raw):,}")
-    starts = [at + 4 + 4 * num, *ends[:-1].tolist()]
-    return [raw[start:end] for start, end in zip(starts, ends.tolist(), strict=bool(num))]
-
-
-def _same(raw: bytes) -> bytes:
-    return raw
-
-
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "bytes": _same,
+    "bytes": bytes,
     "str": lambda raw: raw.decode(),
     "int": lambda raw: int(np.frombuffer(raw, "<i8", 1)[0]),
     "str_int": lambda raw: int(raw.decode()),
     "str_float": lambda raw: float(raw.decode()),
     "str_decimal": lambda raw: Decimal(raw.decode()),
     "json": lambda raw: json.loads(raw.decode()),
-    "pil": _same,
-    "jpeg": _same,
-    "png": _same,
-    "jpeg_array": _jpeg_array,
-    "jpegarray": _jpeg_array,
-    "list[pil]": _list,
-    "list[jpeg]": _list,
-    "list[png]": _list,
+    "pil": bytes,
+    "jpeg": bytes,
+    "png": bytes,
+    "jpeg_array": encoded_images,
+    "jpegarray": encoded_images,
+    **dict.fromkeys(("list[pil]", "list[jpeg]", "list[png]"), partial(encoded_images, at=4)),
 }
-
-
-def _known() -> str:
-    return ", ".join(sorted([*_DECODERS, *_SCALARS, "ndarray"]))
+"""A list of images begins with a number that is not used."""
+_KNOWN = ", ".join(sorted([*_DECODERS, *_SCALARS, "ndarray"]))

@@ -14,8 +14,9 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO
 
 from shoal_workers.data.errors import DamagedShardError, MissingTextError
 
@@ -32,10 +33,28 @@ _DAMAGE = (
 _COPIED_BYTES = 1 << 20
 
 
-class Shard(Sequence[Sample]):
-    """The samples of one file. Forked processes may share one; threads take turns.
+class Samples(Sequence[Any]):
+    """Random access by number; slices are lists. A subclass says how many there are, and reads one."""
 
-    Slices are lists. A sample shares no memory with the file, so it may be changed and outlives the shard.
+    place: object
+    """Where they are, for messages."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)} in {self.place}")
+        return self.sample(index % len(self))
+
+    def sample(self, number: int) -> Any:
+        """Reads the sample of this number, which is valid."""
+        raise NotImplementedError
+
+
+class Shard(Samples):
+    """The samples of one file, dictionaries. Forked processes may share one; threads take turns.
+
+    A sample shares no memory with the file, so it may be changed and outlives the shard.
     """
 
     format: str
@@ -48,7 +67,7 @@ class Shard(Sequence[Sample]):
             MissingTextError: there is no such file.
             DamagedShardError: it is not what its format demands.
         """
-        self.path = path
+        self.path = self.place = path
         try:
             self._num_samples = self._open()
         except FileNotFoundError as error:
@@ -59,17 +78,8 @@ class Shard(Sequence[Sample]):
     def __len__(self) -> int:
         return self._num_samples
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+    def sample(self, number: int) -> Sample:
         """Raises DamagedShardError if the sample's bytes are not what the format demands."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        if not -self._num_samples <= index < self._num_samples:
-            raise IndexError(f"sample {index} of {self._num_samples} in {self.path}")
-        number = index % self._num_samples
         try:
             return self._read(number)
         except _DAMAGE as error:
@@ -115,6 +125,18 @@ def checked(offsets: Any, num_bytes: int) -> Any:
     if len(offsets) and (int(offsets[-1]) > num_bytes or bool(np.any(offsets[1:] < offsets[:-1]))):
         raise ValueError(f"its samples would end at byte {int(np.max(offsets)):,}, and it has {num_bytes:,} bytes")
     return offsets
+
+
+def encoded_images(raw: bytes, at: int = 0) -> list[bytes]:
+    """What several formats write of a list of images: how many, their sizes as uint32, and they themselves."""
+    import numpy as np
+
+    num = int(np.frombuffer(raw, "<u4", 1, at)[0])
+    first = at + 4 + 4 * num
+    ends = (np.cumsum(np.frombuffer(raw, "<u4", num, at + 4), dtype=np.int64) + first).tolist()
+    if num and ends[-1] > len(raw):
+        raise ValueError(f"a list would end at byte {ends[-1]:,} of {len(raw):,}")
+    return [raw[start:end] for start, end in pairwise((first, *ends))]
 
 
 def _mapped(file: Any) -> mmap.mmap:

@@ -12,29 +12,33 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 
 from shoal_workers.data.errors import DamagedShardError, MissingTextError
 from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard
-from shoal_workers.data.shards.shard import COMPRESSIONS
+from shoal_workers.data.shards.shard import COMPRESSIONS, Samples
 
 _MDS_HEAD_BYTES = 1 << 17
 """What is asked for first: the table of 32,000 samples, and the columns."""
 
 
-class StoredShard(Protocol):
+@dataclass(frozen=True, slots=True)
+class StoredShard:
     """A file in the store."""
 
     name: str
+    find_length: Callable[[], int]
+    """Asks the store, unless its length is known."""
+    read: Callable[[int, int], bytes]
+    """From a byte up to another. Raises MissingTextError if the store fails for good, or has fewer bytes."""
 
     @property
-    def num_bytes(self) -> int: ...
-
-    def read(self, start: int, end: int) -> bytes:
-        """From `start` up to `end`. Raises MissingTextError if the store fails for good, or has fewer bytes."""
+    def num_bytes(self) -> int:
+        return self.find_length()
 
 
 class ShardKind(Protocol):
@@ -71,14 +75,14 @@ class StoredFormat:
         return _MdsByRanges(shard) if is_mds and name.suffix not in COMPRESSIONS else None
 
 
-class _MdsByRanges(Sequence[dict[str, Any]]):
+class _MdsByRanges(Samples):
     """The table and the columns at the begin of an MDS shard are kept; each sample is one request.
 
     A sample is decoded as a shard of one sample in memory, so that what its bytes mean stands in one place.
     """
 
     def __init__(self, shard: StoredShard) -> None:
-        self._shard = shard
+        self._shard, self.place = shard, shard.name
         head = shard.read(0, min(_MDS_HEAD_BYTES, shard.num_bytes))
         if len(head) < 8:
             raise self._damaged(f"it has {len(head)} bytes")
@@ -99,16 +103,8 @@ class _MdsByRanges(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        raw = self._shard.read(int(self._offsets[index]), int(self._offsets[index + 1]))
+    def sample(self, number: int) -> dict[str, Any]:
+        raw = self._shard.read(int(self._offsets[number]), int(self._offsets[number + 1]))
         start = 12 + len(self._columns)
         content = np.array([1, start, start + len(raw)], "<u4").tobytes() + self._columns + raw
         descriptor = os.memfd_create("shoal-sample")
@@ -117,7 +113,7 @@ class _MdsByRanges(Sequence[dict[str, Any]]):
                 file.write(content)
             return open_shard(Path(f"/proc/self/fd/{descriptor}"), ShardFormat.MDS)[0]
         except DamagedShardError as error:
-            raise self._damaged(f"sample {index:,}: {error}") from error
+            raise self._damaged(f"sample {number:,}: {error}") from error
         finally:
             os.close(descriptor)
 
@@ -154,9 +150,9 @@ class FixedRecords:
         return _Records(self, shard.num_bytes, shard.read, shard.name)
 
 
-class _Records(Sequence[bytes]):
+class _Records(Samples):
     def __init__(self, kind: FixedRecords, num_bytes: int, read: Callable[[int, int], bytes], name: str) -> None:
-        self._kind, self._read = kind, read
+        self._kind, self._read, self.place = kind, read, name
         self._num_samples, rest = divmod(max(0, num_bytes - kind.header_bytes), kind.record_bytes)
         if rest:
             raise MissingTextError(
@@ -167,16 +163,8 @@ class _Records(Sequence[bytes]):
     def __len__(self) -> int:
         return self._num_samples
 
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        if not 0 <= index < self._num_samples:
-            raise IndexError(f"sample {index} of {self._num_samples}")
-        start = self._kind.header_bytes + index * self._kind.record_bytes
+    def sample(self, number: int) -> bytes:
+        start = self._kind.header_bytes + number * self._kind.record_bytes
         return self._read(start, start + self._kind.record_bytes)
 
 

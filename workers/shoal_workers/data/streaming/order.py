@@ -14,10 +14,10 @@ Called by `StreamedShards` and its prefetching.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,37 +31,11 @@ _BLOCKS = 8
 """Epochs and blocks that are kept: prefetching is ahead of training."""
 
 
-class ShardSizes(Protocol):
-    """How many samples each shard has; a sample's number is that of its shard's first sample, and its place there."""
-
-    num_shards: int
-    num_samples: int
-
-    def first(self, shard: int) -> int:
-        """The number of its first sample."""
-
-    def size(self, shard: int) -> int: ...
-
-    def locate(self, sample: int) -> tuple[int, int]:
-        """Returns the shard, and the place in it."""
-
-    def slots(self, key: int) -> Slots: ...
-
-
-class Slots(Protocol):
-    """The shards in the order of one epoch."""
-
-    def shard(self, slot: int) -> int: ...
-
-    def start(self, slot: int) -> int:
-        """How many samples the slots before it have; of all of them for the number of slots."""
-
-    def near(self, start: int) -> int:
-        """A slot near the one that has the sample at this place of the epoch."""
-
-
 class EqualSizes:
-    """All shards have equally many samples, and only the last one may have fewer."""
+    """All shards have equally many samples, and only the last one may have fewer.
+
+    A sample's number is that of its shard's first sample, and its place there.
+    """
 
     def __init__(self, num_shards: int, samples_per_shard: int, num_samples: int | None = None) -> None:
         """Raises ValueError if so many samples are not in so many shards."""
@@ -77,19 +51,23 @@ class EqualSizes:
             )
 
     def first(self, shard: int) -> int:
+        """The number of its first sample."""
         return shard * self.samples_per_shard
 
     def size(self, shard: int) -> int:
         return self.samples_per_shard - (self.missing if shard == self.num_shards - 1 else 0)
 
     def locate(self, sample: int) -> tuple[int, int]:
+        """Returns the shard, and the place in it."""
         return divmod(sample, self.samples_per_shard)
 
-    def slots(self, key: int) -> Slots:
+    def slots(self, key: int) -> _EqualSlots:
         return _EqualSlots(self, key)
 
 
 class _EqualSlots:
+    """The shards in the order of one epoch."""
+
     def __init__(self, sizes: EqualSizes, key: int) -> None:
         self._sizes, self._key = sizes, key
         self._smaller = unpermute(sizes.num_shards - 1, sizes.num_shards, key) if sizes.missing else sizes.num_shards
@@ -99,14 +77,16 @@ class _EqualSlots:
         return permute(slot, self._sizes.num_shards, self._key)
 
     def start(self, slot: int) -> int:
+        """How many samples the slots before it have; of all of them for the number of slots."""
         return slot * self._sizes.samples_per_shard - (self._sizes.missing if slot > self._smaller else 0)
 
     def near(self, start: int) -> int:
+        """A slot near the one that has the sample at this place of the epoch."""
         return start // self._sizes.samples_per_shard
 
 
 class ListedSizes:
-    """The sizes of an index. Shards without samples are allowed."""
+    """The sizes of an index, with the methods of EqualSizes. Shards without samples are allowed."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         """Raises ValueError if there is no sample."""
@@ -126,7 +106,7 @@ class ListedSizes:
         shard = int(np.searchsorted(self._starts, sample, side="right")) - 1
         return shard, sample - int(self._starts[shard])
 
-    def slots(self, key: int) -> Slots:
+    def slots(self, key: int) -> _ListedSlots:
         return _ListedSlots(self, key)
 
 
@@ -143,6 +123,9 @@ class _ListedSlots:
 
     def near(self, start: int) -> int:
         return max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
+
+
+ShardSizes = EqualSizes | ListedSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +150,8 @@ class BlockOrder:
         self.sizes = sizes
         self.num_blocks = -(-sizes.num_shards // block_shards)
         """In an epoch. They differ by one shard at most."""
-        self._slots = lru_cache(_TABLES)(sizes.slots)
+        slots: Callable[[int], _EqualSlots | _ListedSlots] = sizes.slots
+        self._slots = lru_cache(_TABLES)(slots)
         self._block = lru_cache(_BLOCKS)(self._made)
 
     def samples_at(self, positions: range, seed: int) -> list[int]:

@@ -21,13 +21,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal_workers.data.errors import CacheError, DataError, MissingTextError, ShardSizeError
 from shoal_workers.data.remote import BLOCK_BYTES, is_url, read_range, remote_size
 from shoal_workers.data.streaming.cache import Held, NoClaim, ShardCache
-from shoal_workers.data.streaming.kinds import ShardKind
+from shoal_workers.data.streaming.kinds import ShardKind, StoredShard
 from shoal_workers.data.streaming.shard_list import ShardList
 
 _PATIENCE_S = 300.0
@@ -213,9 +214,13 @@ class ShardReading:
         with self._alone(shard):
             with self._lock:
                 known = self._tables.get(shard)
-            samples = known if known is not None else self._kind.by_ranges(_Stored(self, shard))
-            if known is not None or samples is None:
-                return samples
+            if known is not None:
+                return known
+            name = self._shards.name(shard)
+            stored = StoredShard(name, partial(self._length, shard), partial(self._read, name))
+            samples = self._kind.by_ranges(stored)
+            if samples is None:
+                return None
             self._checked(shard, samples)
             with self._lock:
                 self._tables[shard] = samples
@@ -308,21 +313,6 @@ def whole_file(name: str) -> bytes:
             raise MissingTextError(f"{name} cannot be read: {error.strerror or error}. Check the path.") from error
     num_bytes = _stored(name, lambda: remote_size(name, patience_s=_PATIENCE_S))
     return _stored(name, lambda: read_range(name, 0, num_bytes, patience_s=_PATIENCE_S))
-
-
-class _Stored:
-    """See `kinds.StoredShard`."""
-
-    def __init__(self, reading: ShardReading, shard: int) -> None:
-        self._reading, self._shard = reading, shard
-        self.name = reading._shards.name(shard)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._reading._length(self._shard)
-
-    def read(self, start: int, end: int) -> bytes:
-        return self._reading._read(self.name, start, end)
 
 
 def _is_stored(name: str) -> bool:

@@ -37,8 +37,14 @@ class BuddySlots:
         SharedMemoryFull if there is no room; OutdatedCopy if copies of this generation were dropped.
         """
         with self._lock:
-            self._refuse_outdated(generation)
-            slot = self._of_size(self._reusable(generation, rank, keep_step), regions.file_bytes)
+            if generation < self._oldest_generation:
+                raise OutdatedCopy(
+                    f"generation {generation} is over: copies before generation {self._oldest_generation} were dropped"
+                )
+            idle = self._idle()
+            headers = [slot.header for slot in idle]
+            free = retention.reusable_for_copy(headers, generation=generation, rank=rank, keep_step=keep_step)
+            slot = self._pool.take(at(idle, free), regions.file_bytes, headroom_bytes=_HEADROOM_BYTES)
             self._receiving.add(slot)
         slot.begin()
         return slot
@@ -64,22 +70,6 @@ class BuddySlots:
         """Called after all threads of the server have ended."""
         with self._lock:
             self._pool.close()
-
-    def _refuse_outdated(self, generation: int) -> None:
-        if generation < self._oldest_generation:
-            raise OutdatedCopy(
-                f"generation {generation} is over: copies before generation {self._oldest_generation} were dropped"
-            )
-
-    def _of_size(self, free: list[SlotFile], num_bytes: int) -> SlotFile:
-        """Returns one of these, or a new one. SharedMemoryFull."""
-        slot = self._pool.take_over(free, num_bytes, headroom_bytes=_HEADROOM_BYTES)
-        return self._pool.allocate(num_bytes + _HEADROOM_BYTES) if slot is None else slot
-
-    def _reusable(self, generation: int, rank: int, keep_step: int | None) -> list[SlotFile]:
-        idle = self._idle()
-        headers = [slot.header for slot in idle]
-        return at(idle, retention.reusable_for_copy(headers, generation=generation, rank=rank, keep_step=keep_step))
 
     def _idle(self) -> list[SlotFile]:
         return [slot for slot in self._pool.slots if slot not in self._receiving]

@@ -20,7 +20,7 @@ training thread only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -118,13 +118,13 @@ class LiveSlots:
         held = [slot for slot in slots if slot not in free]
         self._current, self._next = [], None
         try:
-            first = self._take(free)
+            first = self._pool.take(free, self._num_bytes)
             first.begin()
             if held:
                 self._next = held[0]
-                self._next.grow(self._num_bytes)  # not `take_over`: the part that the group will read stays complete
+                self._next.grow(self._num_bytes)  # not `take`: the part that the group will read stays complete
             else:
-                self._next = self._take(slot for slot in free if slot is not first)
+                self._next = self._pool.take((slot for slot in free if slot is not first), self._num_bytes)
         except SharedMemoryFull:
             self._pool.release(slot for slot in self._pool.slots if slot not in held)
             self._next = None
@@ -155,9 +155,11 @@ class LiveSlots:
         """
         assert self._shape is not None and self._next is not None
         second = self._next
-        if keep_restored and self._is_restored(second):
+        held = second.header
+        if keep_restored and held is not None and (held.generation, held.step) == self._restored:
             try:
-                second = self._take(slot for slot in self._pool.slots if slot not in (*self._current, second))
+                free = [slot for slot in self._pool.slots if slot not in (*self._current, second)]
+                second = self._pool.take(free, self._num_bytes)
                 self._num_slots = retention.NUM_LIVE_SLOTS + 1
             except SharedMemoryFull as error:
                 _log.warning("live_slots.no_third_slot", extra={"error": str(error)})
@@ -200,10 +202,3 @@ class LiveSlots:
     def _num_bytes(self) -> int:
         assert self._shape is not None
         return self._shape.regions.file_bytes
-
-    def _take(self, free: Iterable[SlotFile]) -> SlotFile:
-        slot = self._pool.take_over(free, self._num_bytes)
-        return self._pool.allocate(self._num_bytes) if slot is None else slot
-
-    def _is_restored(self, slot: SlotFile) -> bool:
-        return slot.header is not None and (slot.header.generation, slot.header.step) == self._restored

@@ -181,11 +181,10 @@ class OwnSlots:
         shape = self._shape
         if shape is None or key != self._key:
             self._runtime = self._find_runtime(state)
-            shape = Shape.of(
-                plan_save(state, owns_replicated=owns_replicated, every_replica=True), extra_bytes=extra_bytes
-            )
+            plan = plan_save(state, owns_replicated=owns_replicated, every_replica=True)
+            shape = Shape.of(plan, extra_bytes=extra_bytes)
         elif extra_bytes > shape.regions.extra_room:
-            shape = shape.with_room(extra_bytes)
+            shape = Shape.of(shape.plan, extra_bytes=extra_bytes)
         self._key, self._shape = key, shape
         return shape
 
@@ -201,8 +200,7 @@ class OwnSlots:
             with self._lock:
                 free = self._overwritable(generation)
             try:
-                slot = self._pool.take_over(free, shape.regions.file_bytes)
-                return self._pool.allocate(shape.regions.file_bytes) if slot is None else slot
+                return self._pool.take(free, shape.regions.file_bytes)
             except SharedMemoryFull:
                 retained = self._give_up_retained(shape, generation)
                 if retained is None:
@@ -248,9 +246,7 @@ class OwnSlots:
                 with self._lock:
                     stale = [] if generation is None else self._stale(generation, num_bytes)
                 try:
-                    slot = self._pool.take_over(stale, num_bytes)
-                    if slot is None:
-                        slot = self._pool.allocate(num_bytes)
+                    slot = self._pool.take(stale, num_bytes)
                 except SharedMemoryFull:
                     if len(self._pool.slots) < retention.NUM_OWN_SLOTS:
                         raise
@@ -335,21 +331,14 @@ class Shape:
     @staticmethod
     def of(plan: SavePlan, *, extra_bytes: int) -> Shape:
         """Reserves twice `extra_bytes` for the plain values, since they grow."""
-        return Shape._with_room(plan, _index_of(plan), extra_bytes)
-
-    def with_room(self, extra_bytes: int) -> Shape:
-        """Returns the same layout with more room for the plain values."""
-        return Shape._with_room(self.plan, self.index, extra_bytes)
+        index = _index_of(plan)
+        room = max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
+        return Shape(plan, index, Regions.of(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
 
     def index_of(self, names: Collection[str]) -> bytes:
         """The index of a part that has only these of the items; as long as the whole index."""
         items = tuple(item for item in self.plan.items if item.fqn in names)
         return _index_of(replace(self.plan, items=items)).ljust(len(self.index))
-
-    @staticmethod
-    def _with_room(plan: SavePlan, index: bytes, extra_bytes: int) -> Shape:
-        room = max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
-        return Shape(plan, index, Regions.of(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
 
     def lay_out(self, file: SlotFile) -> torch.Tensor:
         """Writes the index; returns the payload as bytes, in the file's memory. The slot holds no complete part."""

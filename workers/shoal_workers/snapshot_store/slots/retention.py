@@ -60,7 +60,8 @@ def overwritable(
     """Own slots: the positions that may be overwritten, oldest first; `held`: positions that are sent or retained."""
     stays = kept(headers, generation=generation, restored=restored)
     free = (position for position in range(len(headers)) if position != stays and position not in held)
-    return sorted(free, key=lambda position: _age(headers[position]))
+    ages = [(-1, -1) if header is None else (header.generation, header.step) for header in headers]  # empty ones first
+    return sorted(free, key=ages.__getitem__)
 
 
 def num_own_slots(*, has_copy: bool, num_since_sent: int) -> int:
@@ -101,8 +102,3 @@ def surplus_empty(headers: Headers) -> list[int]:
 def is_outdated(header: PartHeader | None, *, before: int) -> bool:
     """Return whether there is no complete part, or one of a generation earlier than `before`."""
     return header is None or header.generation < before
-
-
-def _age(header: PartHeader | None) -> tuple[int, int]:
-    """Sort key: slots without a complete part first, then by generation and step."""
-    return (-1, -1) if header is None else (header.generation, header.step)

@@ -274,25 +274,16 @@ class SlotPool:
         with self._lock:
             return tuple(self._slots)
 
-    def allocate(self, num_bytes: int) -> SlotFile:
-        """A new slot of this capacity, touched, with no part in it. SharedMemoryFull."""
-        with self._lock:
-            self._num_allocated += 1
-            path = self._directory / f"{self._kind}-{self._num_allocated}"
-        slot = self._with_room(lambda: SlotFile(path, num_bytes))
-        with self._lock:
-            self._slots.append(slot)
-        return slot
-
-    def take_over(self, free: Iterable[SlotFile], num_bytes: int, *, headroom_bytes: int = 0) -> SlotFile | None:
+    def take(self, free: Iterable[SlotFile], num_bytes: int, *, headroom_bytes: int = 0) -> SlotFile:
         """Returns one of these slots, which may be overwritten: the first that fits, else the closest in size, which is
-        resized with the headroom and holds no part afterwards. None if there is none.
+        resized with the headroom and holds no part afterwards. If there is none, a new one with the headroom, touched.
 
         If there is no room, the others of these slots are removed for it. SharedMemoryFull."""
         candidates = list(free)
-        slot = next((candidate for candidate in candidates if candidate.fits(num_bytes)), None)
-        if slot is not None or not candidates:
-            return slot
+        if not candidates:
+            return self._allocate(num_bytes + headroom_bytes)
+        if usable := fitting(candidates, num_bytes):
+            return usable[0]
         closest = min(candidates, key=lambda slot: abs(slot.capacity_bytes - num_bytes))
         try:
             self._with_room(lambda: closest.resize(num_bytes + headroom_bytes))
@@ -312,6 +303,15 @@ class SlotPool:
 
     def close(self) -> None:
         self.release(self.slots)
+
+    def _allocate(self, num_bytes: int) -> SlotFile:
+        with self._lock:
+            self._num_allocated += 1
+            path = self._directory / f"{self._kind}-{self._num_allocated}"
+        slot = self._with_room(lambda: SlotFile(path, num_bytes))
+        with self._lock:
+            self._slots.append(slot)
+        return slot
 
     def _with_room(self, allocate: Callable[[], T]) -> T:
         try:

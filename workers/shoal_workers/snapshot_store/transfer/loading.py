@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -148,7 +148,7 @@ class _Reader:
         self._check = check
         self._resources = resources
         self._wire: tuple[SnapshotServer, Wire] | None = None
-        self.parts: dict[int, ReadablePart] = {}
+        self.parts: dict[int, LocalPart | RemotePart] = {}
         """The opened parts, by rank."""
         resources.callback(self._hang_up)
 
@@ -158,12 +158,11 @@ class _Reader:
             self.parts[rank] = self._open(rank)
         return [self.parts[rank].index for rank in ranks]
 
-    def _open(self, rank: int) -> ReadablePart:
+    def _open(self, rank: int) -> LocalPart | RemotePart:
         source, server = self._source, self._source.parts[rank]
         with self.raises_snapshot_lost(rank):
             self._check()
             here = self._open_here(rank)
-            part: ReadablePart
             if here is None and server.node_id == self._node_id:
                 # not as a file: the process that the supervisor named makes one, once for all ranks of this node
                 self._remote(rank)
@@ -210,19 +209,9 @@ class _Reader:
 _WINDOW_BYTES = 32 << 20
 
 
-class ReadablePart(Protocol):
-    """Errors are OSErrors; their message is the reason in words."""
-
-    is_local: bool
-    index: ShardIndex
-
-    def fill(self, reads: Iterable[ItemRead]) -> int:
-        """Copies what these reads need of this part into their targets; returns the bytes read."""
-
-    def is_unchanged(self) -> bool: ...
-
-
 class LocalPart:
+    """A part in this node's memory. Errors are OSErrors; their message is the reason in words."""
+
     is_local = True
 
     def __init__(
@@ -241,6 +230,7 @@ class LocalPart:
         )
 
     def fill(self, reads: Iterable[ItemRead]) -> int:
+        """Copies what these reads need of this part into their targets; returns the bytes read."""
         start, num_bytes = self._part.header.payload_offset, 0
         end = start + self._part.header.num_bytes
         memory = self._mapped(self._part.fd, end)
@@ -305,7 +295,8 @@ def _readable(memory: mmap.mmap) -> torch.Tensor:
 
 
 class RemotePart:
-    """A part that is read over a connection. The caller owns it and uses it for the process's other parts, too.
+    """A part that is read over a connection, with the methods of LocalPart. The caller owns the connection, and uses it
+    for the process's other parts, too.
 
     `connected`: returns it; a new one if it was closed meanwhile."""
 

@@ -1,6 +1,5 @@
 """What processes of one attempt request of each other. Each request is one frame, and so is its answer.
 
-    LIST                      -> Answer(snapshot_parts)
     FIND       part           -> Answer(part), then index JSON and extra JSON, raw
     READ       part, ranges   -> Answer, then the bytes of the ranges one after the other, raw
     UNCHANGED  part           -> Answer: ok if the part was not overwritten since; sent after reading
@@ -18,14 +17,12 @@ from typing import Annotated
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.snapshot_store.transfer.wire import PeerRefused, Wire
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
 class Verb(StrEnum):
-    LIST = "list"
     FIND = "find"
     READ = "read"
     UNCHANGED = "unchanged"
@@ -48,8 +45,7 @@ class Part(Frozen):
 
 class Request(Frozen):
     verb: Verb
-    part: Part | None = None
-    """Required for all verbs but LIST."""
+    part: Part
     ranges: tuple[tuple[Count, Count], ...] = ()
     """READ: (offset in the payload, bytes) each."""
     keep_step: Count | None = None
@@ -61,7 +57,6 @@ class Answer(Frozen):
     why: str = ""
     """The reason, if not ok."""
     part: Part | None = None
-    snapshot_parts: tuple[SnapshotPart, ...] = ()
     cpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """PUT, in the second answer: CPU seconds that receiving took."""
 

@@ -40,10 +40,9 @@ _log = logging.getLogger(__name__)
 class PartServer:
     """Listens from its construction on; its threads are daemons."""
 
-    def __init__(self, registry: SlotRegistry, buddies: BuddySlots, *, node_id: str, key: str, host: str) -> None:
+    def __init__(self, registry: SlotRegistry, buddies: BuddySlots, *, key: str, host: str) -> None:
         self._registry = registry
         self._buddies = buddies
-        self._node_id = node_id
         self._key = key
         self._stopped = threading.Event()
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -95,11 +94,6 @@ class PartServer:
             self._free.release()
 
     def _answer(self, wire: Wire, request: Request) -> None:
-        if request.verb is Verb.LIST:
-            wire.send_message(Answer(snapshot_parts=snapshot_parts_of(self._registry, self._node_id)))
-            return
-        if request.part is None:
-            raise ConnectionError(f"the request {request.verb} contains no part")
         if request.verb is Verb.PUT:
             self._receive_copy(wire, request.part, request.keep_step)
             return

@@ -156,8 +156,20 @@ def connect(
     """OSError if it cannot be reached in time, PeerRefused if it does not have the same key.
 
     `queue_s`: the server may serve others first for this long, if that is longer than `patience_s`."""
-    family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind, protocol)
+    wire = Wire(connected((server.host, server.port), check, patience_s), check=check, patience_s=patience_s)
+    try:
+        wire.prove(key, queue_s=queue_s)
+    except BaseException:
+        wire.__exit__()
+        raise
+    return wire
+
+
+def connected(address: tuple[str, int], check: Callable[[], None], patience_s: float) -> socket.socket:
+    """Connects within `patience_s`. Never asks a name server: the address is parsed as a number. OSError."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    socket.inet_pton(family, address[0].partition("%")[0])  # OSError for a name
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setblocking(False)
         try:
@@ -167,12 +179,10 @@ def connect(
             error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 raise OSError(error, os.strerror(error)) from None
-        wire = Wire(sock, check=check, patience_s=patience_s)
-        wire.prove(key, queue_s=queue_s)
     except BaseException:
         sock.close()
         raise
-    return wire
+    return sock
 
 
 def wait_for(sock: socket.socket, event: int, *, check: Callable[[], None], patience_s: float) -> None:

@@ -178,10 +178,10 @@ MIB = 1 << 20
 
 def test_name_of_a_removed_slot_is_not_used_again(tmp_path: Path) -> None:
     pool = SlotPool(tmp_path, "buddy")
-    first, second = pool.allocate(4096), pool.allocate(4096)
+    first, second = pool.take([], 4096), pool.take([], 4096)
     pool.release([first])
     assert pool.slots == (second,)
-    assert pool.allocate(4096).path.name == "buddy-3"
+    assert pool.take([], 4096).path.name == "buddy-3"
     pool.close()
 
 
@@ -193,15 +193,15 @@ def test_an_allocation_is_tried_again_once_there_is_room(tmp_path: Path) -> None
         return True
 
     pool = SlotPool(directory, "own", make_room)
-    assert pool.allocate(4096).path.exists()
+    assert pool.take([], 4096).path.exists()
     pool.close()
     with pytest.raises(SharedMemoryFull):
-        SlotPool(tmp_path / "removed", "own", lambda: False).allocate(4096)
+        SlotPool(tmp_path / "removed", "own", lambda: False).take([], 4096)
 
 
 def test_slots_are_split_by_size(tmp_path: Path) -> None:
     pool = SlotPool(tmp_path, "own")
-    small, middle, large = (pool.allocate(size * MIB) for size in (1, 4, 16))
+    small, middle, large = (pool.take([], size * MIB) for size in (1, 4, 16))
     assert fitting(pool.slots, 3 * MIB) == [middle]
     assert at(pool.slots, [2, 0]) == [large, small]
     pool.close()
@@ -209,19 +209,18 @@ def test_slots_are_split_by_size(tmp_path: Path) -> None:
 
 def test_the_slot_that_fits_is_taken_over_as_it_is(tmp_path: Path) -> None:
     pool = SlotPool(tmp_path, "own")
-    middle = [pool.allocate(size * MIB) for size in (1, 4, 16)][1]
-    assert pool.take_over(pool.slots, 3 * MIB) is middle
-    assert pool.take_over([], 3 * MIB) is None
+    middle = [pool.take([], size * MIB) for size in (1, 4, 16)][1]
+    assert pool.take(pool.slots, 3 * MIB) is middle
     assert [slot.capacity_bytes for slot in pool.slots] == [MIB, 4 * MIB, 16 * MIB]
     pool.close()
 
 
 def test_without_one_that_fits_the_closest_in_size_is_resized(tmp_path: Path) -> None:
     pool = SlotPool(tmp_path, "own")
-    small, large = pool.allocate(2 * MIB), pool.allocate(32 * MIB)
-    assert pool.take_over(pool.slots, 5 * MIB, headroom_bytes=MIB) is small
+    small, large = pool.take([], 2 * MIB), pool.take([], 32 * MIB)
+    assert pool.take(pool.slots, 5 * MIB, headroom_bytes=MIB) is small
     assert small.capacity_bytes == 6 * MIB
-    assert pool.take_over([large], 8 * MIB) is large
+    assert pool.take([large], 8 * MIB) is large
     assert large.capacity_bytes == 8 * MIB
     assert pool.slots == (small, large)
     pool.close()
@@ -231,9 +230,9 @@ def test_slots_that_may_be_overwritten_make_room_for_the_one_that_grows() -> Non
     """In a real tmpfs, which refuses before it allocates a page."""
     with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
         pool = SlotPool(Path(folder), "own")
-        small, large = pool.allocate(MIB), pool.allocate(2 * MIB)
+        small, large = pool.take([], MIB), pool.take([], 2 * MIB)
         with pytest.raises(SharedMemoryFull):
-            pool.take_over(pool.slots, 1 << 60)
+            pool.take(pool.slots, 1 << 60)
         assert pool.slots == (large,)
         assert large.capacity_bytes == 2 * MIB
         assert not small.path.exists()

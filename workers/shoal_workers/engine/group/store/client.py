@@ -12,7 +12,6 @@ late answer is dropped. So a connection outlives the generation that made it. Ca
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
@@ -33,7 +32,7 @@ from shoal_workers.engine.group.store.messages import (
     split,
     take_frame,
 )
-from shoal_workers.snapshot_store.transfer.wire import Wire, wait_for
+from shoal_workers.snapshot_store.transfer.wire import Wire, connected
 from shoal_workers.sockets import set_up_connection
 
 _SHOWN = 4
@@ -210,7 +209,7 @@ class StoreConnection:
         self._busy = threading.Lock()
         self._number = 0
         self._received = bytearray()
-        self._socket = _connected(address, check, patience_s)
+        self._socket = connected(address, check, patience_s)
         try:
             Wire(self._socket, check=check, patience_s=patience_s).prove(key)
             self._socket.setblocking(False)  # the proof lets the kernel wait
@@ -322,26 +321,6 @@ class StoreConnection:
             if descriptor == self._woken.fileno():
                 self._woken.recv(_READ_BYTES)
         check()
-
-
-def _connected(address: Address, check: Callable[[], None], patience_s: float) -> socket.socket:
-    """Connects within `patience_s`. Never asks a name server: the address is parsed as a number."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    socket.inet_pton(family, address[0].partition("%")[0])  # OSError for a name
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        sock.setblocking(False)
-        try:
-            sock.connect(address)
-        except BlockingIOError:
-            wait_for(sock, select.POLLOUT, check=check, patience_s=patience_s)
-            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error:
-                raise OSError(error, os.strerror(error)) from None
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _is_ready(sock: socket.socket, event: int) -> bool:
