@@ -33,7 +33,7 @@ from shoal_service.planner.stack import SHOAL, Stack
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.legality import legal_degrees
-from shoal_workers.contract.layout import AXES, Layout, ParallelismSpec, Recompute, ShardLevel
+from shoal_workers.contract.layout import AXES, PLANNED_AXES, Layout, ParallelismSpec, Recompute, ShardLevel
 from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import JobSpec, Precision, plan_of
 
@@ -205,10 +205,11 @@ class LayoutTable:
         return self._prediction(int(rows[np.argmin(self.step_s[rows])])) if len(rows) else None
 
     def best(self, count: int) -> tuple[Prediction, ...]:
-        """The best layout of each combination of degrees, at most `count`."""
+        """The best layout of each combination of degrees, at most `count`. dp_replicate and dp_shard count as one, so
+        that the list does not begin with several of nearly equal steps."""
         columns, chosen, seen = self.columns, [], set()
         for row in self.order:
-            degrees = tuple(int(getattr(columns, axis)[row]) for axis in AXES)
+            degrees = tuple(int(getattr(columns, axis)[row]) for axis in PLANNED_AXES)
             if degrees not in seen:
                 seen.add(degrees)
                 chosen.append(self._prediction(int(row)))

@@ -46,6 +46,8 @@ class Stack:
     """Bytes of a parameter as it is kept, with what its update needs to be exact."""
     moment_bytes: int = 4
     """Bytes of each number of the optimizer's state."""
+    summed_gradient_bytes: int = 4
+    """Bytes of a gradient while the micro-batches of a step are summed and nothing is sharded."""
     held_gradient_bytes: int = 4
     """Bytes of a gradient from its reduction to the update."""
     updates_in_place: bool = False
