@@ -259,7 +259,8 @@ def _stack(row: dict[str, Any]) -> Stack:
         stack = replace(stack, **_COMPILED)
     if "async TP" in remarks and "vanilla" not in remarks:
         stack = replace(stack, hides_tensor=True)
-    return replace(stack, fp8=row["precision"] == "fp8")
+    is_fp8 = row["precision"] == "fp8"
+    return replace(stack, fp8=is_fp8, gathers_fp8=is_fp8)
 
 
 def _profile(row: dict[str, Any]) -> HardwareProfile:

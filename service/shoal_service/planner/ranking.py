@@ -8,7 +8,7 @@ reasons of a chosen layout; docs/planner.md lists them. `Prediction` and `Rankin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -144,7 +144,8 @@ class Task:
         size = 4 if self.spec.precision is Precision.FP32 else 2
         in_place = own_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
         holding = holding_of(self.spec, self.shape)
-        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, self.stack)
+        stack = self.stack if self.spec.fp8 is None else replace(self.stack, fp8=True)
+        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, stack)
 
     def limits(self) -> Limits:
         degrees = legal_degrees(self.spec, plan_of(self.spec))

@@ -108,7 +108,7 @@ def _tensor(shape: ModelShape, work: Work, network: Network, columns: Candidates
     Without sequence parallelism each pair is one all-reduce, which takes as long. In the backward pass, what precedes a
     column layer can run beside the matrix product for the gradient of its weights, half of it."""
     tensor_group, stack = network.group(network.spans.of_axis["tp"]), work.stack
-    size = (work.compute_bytes + _FP8) / 2 if stack.fp8 else work.compute_bytes  # only gathers are in fp8
+    size = (work.compute_bytes + _FP8) / 2 if stack.gathers_fp8 else work.compute_bytes  # only gathers are in fp8
     gather_s = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * size)
     again = 2.0 * (stack.gathers_again and stack.is_sequence_parallel)
     hidden = network.profile.overlap * stack.hides_tensor
