@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-ends bench-gpu gpu-checks fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics bench-damaged
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-planner bench-fp8 bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-ends bench-gpu gpu-checks fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics bench-damaged
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -145,6 +145,9 @@ bench-snapshots: setup ## the snapshot store against memcpy
 bench-planner: setup ## predictions beside 91 published runs, and seconds to rank the layouts of 1,024 and 16,384 GPUs
 	@$(BIN)/python bench/published_runs.py
 	@$(BIN)/python bench/planner.py
+
+bench-fp8: setup ## losses in fp8 beside those of bf16 over 300 steps, and over a kill
+	@$(BIN)/python bench/fp8.py
 
 bench-recovery: setup ## what failures cost: Shoal, Ray Train V2, torchrun and torchft side by side (two hours; continues)
 	@$(BIN)/python -c "import torchft" 2>/dev/null || $(BIN)/pip install -q -c constraints.txt "torchft>=0.2,<0.3" || true

@@ -66,14 +66,19 @@ _MEGATRON = Stack(
     logit_bytes=6,
     elementwise=0.7,
     gradient_bytes=2,
+    summed_gradient_bytes=2,
     hides_data=False,
     message_waits=2,
     updates_in_place=True,
 )
 """Fused kernels, logits in fp32 that the loss overwrites, gradients in half precision, reduced after the last one."""
-_DEEPSPEED = replace(_MEGATRON, gradient_bytes=4, message_waits=4, reduces_whole=True)
-"""Messages are sent and received one after the other; gradients are summed in fp32, by all-reduces (deepspeed,
-runtime/pipe/engine.py and runtime/bf16_optimizer.py)."""
+_DEEPSPEED = replace(_MEGATRON, message_waits=4, reduces_whole=True)
+"""Messages are sent and received one after the other (deepspeed, runtime/pipe/engine.py). ZeRO-1 sums gradients in half
+precision by all-reduces: without contiguous gradients, which runtime/engine.py turns off in stage 1,
+runtime/zero/stage_1_and_2.py reduces whole buckets."""
+_DEEPSPEED_BF16 = replace(_DEEPSPEED, gradient_bytes=4, summed_gradient_bytes=6)
+"""The first BF16 optimizer: gradients are also summed in fp32 (runtime/bf16_optimizer.py); "the additional memory usage
+is 4bytes x params and it's not sharded across gpus" (Bloom's chronicle, 02-28)."""
 _MOSAIC = Stack(
     attention=AttentionKernel.FLASH_1, norm_input_bytes=2, widths_saved=3, logit_bytes=2, updates_in_place=True
 )
@@ -96,7 +101,7 @@ _STACKS = {
     "korthikanti-2022": replace(
         _MEGATRON, is_sequence_parallel=True, gathers_again=True, hides_tensor=True, sums_in_product=True
     ),
-    "mt-nlg": _DEEPSPEED,
+    "mt-nlg": replace(_DEEPSPEED, gradient_bytes=4, summed_gradient_bytes=4),
     "bloom": _DEEPSPEED,
     "llama3-paper": replace(
         _TORCH,
@@ -244,6 +249,8 @@ def _stack(row: dict[str, Any]) -> Stack:
         flash = row["model"] in ("mpt-1b", "mpt-3b", "mpt-7b", "mpt-70b") and row["gpu"] == "h100"
         kernel = AttentionKernel.FLASH_2 if flash else stack.attention
         stack = replace(stack, attention=kernel, gradient_bytes=2)
+    if row["group"] == "bloom" and "summed in fp32" in remarks:
+        stack = _DEEPSPEED_BF16
     if "PURE" in remarks:
         stack = replace(stack, gradient_bytes=2)
     if "without sequence parallel" in remarks:
@@ -252,14 +259,16 @@ def _stack(row: dict[str, Any]) -> Stack:
         stack = replace(stack, **_COMPILED)
     if "async TP" in remarks and "vanilla" not in remarks:
         stack = replace(stack, hides_tensor=True)
-    return replace(stack, fp8=row["precision"] == "fp8")
+    is_fp8 = row["precision"] == "fp8"
+    return replace(stack, fp8=is_fp8, gathers_fp8=is_fp8)
 
 
 def _profile(row: dict[str, Any]) -> HardwareProfile:
     profile, network = PROFILES[row["gpu"]], row["network"] or {}
     updates: dict[str, Any] = {}
     if "between_gbs" in network:
-        bandwidth = _NIC_SHARE * network["between_gbs"] * 1e9
+        # of Bloom's cluster a ring over one card was measured; two GPUs share a card
+        bandwidth = network.get("measured_gbs", _NIC_SHARE * network["between_gbs"]) * 1e9
         updates["between"] = profile.between.model_copy(update={"bandwidth": bandwidth})
     if "memory_gib" in network:
         updates["memory_bytes"] = round(network["memory_gib"] * GIB)

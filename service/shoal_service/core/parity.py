@@ -28,6 +28,7 @@ DECISIVE = (
     "schedule",
     "precision",
     "module_precision",
+    "fp8",
     "stop",
     "deterministic",
     "health.non_finite",

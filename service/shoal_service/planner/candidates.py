@@ -19,7 +19,7 @@ from itertools import accumulate, product
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_service.planner.shape import BlockShape, ModelShape
+from shoal_service.planner.shape import ModelShape
 from shoal_workers.contract.checks.legality import LegalDegrees
 from shoal_workers.contract.layout import (
     MAX_PADDING,
@@ -43,10 +43,11 @@ _PIPELINES = (
     (Schedule.INTERLEAVED, 3),
     (Schedule.INTERLEAVED, 4),
     (Schedule.INTERLEAVED, 8),
+    (Schedule.INTERLEAVED, 0),
     (Schedule.ZERO_BUBBLE_V, 2),
     (Schedule.DUAL_PIPE_V, 2),
 )
-"""Schedules, each with the number of stages on one rank."""
+"""Schedules, each with the number of stages on one rank; 0: as many as there are blocks."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,12 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     crossed = [_cross(degrees[(degrees[:, 0] > 1) == has_pp][:, :], has_pp, limits.fixed) for has_pp in (False, True)]
     table = np.concatenate(crossed)
     pp, replicate, shard, cp, tp, ep, level, schedule, per_rank, recompute, context = table.T
+    most, is_most = shape.num_blocks // pp, per_rank == 0
+    repeats = is_most & ((most < 2) | np.isin(most, [number for _, number in _PIPELINES]))
+    per_rank = np.where(is_most, most, per_rank)
     share = -(-limits.num_micro_batches // (replicate * shard))
     fed = fed_micro_batches(schedule, pp, per_rank, share)
-    legal = (pp * per_rank <= shape.num_blocks) & (fed <= MAX_PADDING * share)
+    legal = (pp * per_rank <= shape.num_blocks) & (fed <= MAX_PADDING * share) & ~repeats
     legal &= (context == CONTEXTS.index(ContextMethod.ALL_GATHER)) | ((shape.num_heads // tp) % cp == 0) & (cp > 1)
     is_plain, is_whole = level == LEVELS.index(ShardLevel.NONE), (shard * cp * tp * pp == 1) & limits.may_be_plain
     has_effect = (level == LEVELS.index(ShardLevel.OPTIMIZER)) & ~is_whole | (shard * cp > 1)
@@ -388,7 +392,7 @@ def _sizes(total: list[float], num_stages: int, last_extra: float, limit: float)
 
 
 def _block_costs(shape: ModelShape) -> list[float]:
-    return [_flops(shape.dense)] * shape.num_dense + [_flops(shape.moe)] * shape.num_moe
+    return [shape.dense.flops] * shape.num_dense + [shape.moe.flops] * shape.num_moe
 
 
 def _content(shape: ModelShape, stages: tuple[int, ...], pp: int, rank: int, is_v_shaped: bool) -> Content:
@@ -400,13 +404,9 @@ def _content(shape: ModelShape, stages: tuple[int, ...], pp: int, rank: int, is_
 
 
 def _cost(shape: ModelShape, content: Content) -> float:
-    blocks = content.num_dense * _flops(shape.dense) + content.num_moe * _flops(shape.moe)
+    blocks = content.num_dense * shape.dense.flops + content.num_moe * shape.moe.flops
     return blocks + (shape.head_flops if content.has_head else 0.0)
 
 
 def _params(shape: ModelShape, content: Content) -> int:
     return content.num_dense * shape.dense.params + content.num_moe * shape.moe.params
-
-
-def _flops(block: BlockShape) -> float:
-    return block.dense_flops + block.expert_flops + block.attention_flops

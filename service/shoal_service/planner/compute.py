@@ -151,19 +151,23 @@ def _block(
 ) -> _BlockTimes:
     tokens = work.micro_size * shape.seq_len / degrees.cp
     peak, stack, holding = profile.peak_flops[precision], work.stack, work.holding
-    rate = peak * profile.matmul_efficiency * (profile.fp8_speed if stack.fp8 else 1.0)
+    rate = peak * profile.matmul_efficiency
     forward, inputs, weights = np.zeros_like(tokens), np.zeros_like(tokens), np.zeros_like(tokens)
     for product in kind.products:
         m, n, k, groups, width = _sides(shape, product, degrees, tokens)
         count = product.count * (IMBALANCE if product.is_routed else 1.0)
         trained = (holding.experts if product.is_routed else holding.dense).trained
-        casts = _CAST_BYTES * stack.fp8 * groups / profile.memory_bandwidth
+        is_fp8 = stack.fp8 and not product.is_routed
+        speed = rate * (profile.fp8_speed if is_fp8 else 1.0)
+        casts = _CAST_BYTES * is_fp8 * groups / profile.memory_bandwidth
         # a tensor that tp gathers is cast before, so each rank casts its share
-        of_inputs, of_outputs = (degrees.tp if product.split == side else 1 for side in ("outputs", "inputs"))
+        of_inputs, of_outputs = (
+            degrees.tp if stack.gathers_fp8 and product.split == side else 1 for side in ("outputs", "inputs")
+        )
         casts = casts * np.array([m * k / of_inputs + n * k, m * n / of_outputs])
-        forward = forward + count * (_product(profile, rate, m, n, k, width, groups) + casts[0])
-        inputs = inputs + count * (_product(profile, rate, m, k, n, width, groups) + casts[1])
-        weights = weights + count * trained * _product(profile, rate, k, n, m, width, groups)
+        forward = forward + count * (_product(profile, speed, m, n, k, width, groups) + casts[0])
+        inputs = inputs + count * (_product(profile, speed, m, k, n, width, groups) + casts[1])
+        weights = weights + count * trained * _product(profile, speed, k, n, m, width, groups)
     attention, attention_backward = _attention(shape, kind, work, peak, rate, profile, degrees)
     # the traffic is estimated from what a stack with one kernel for each operation would save for the backward pass;
     # without sequence parallelism each tp rank repeats the norms

@@ -11,7 +11,9 @@ What the engine holds (FSDP2 with fp32 parameters and optimizer state; computati
                   are freed, so only the part that exceeds the activations counts
     gathered      parameters in the type of the computation: all of the rank if they stay whole (ZeRO-1, ZeRO-2,
                   pipelines), else two units and the root
-    activations   saved for the backward pass, times the micro-batches in flight, plus what one block recomputes
+    activations   saved for the backward pass, times the micro-batches in flight, plus what one block recomputes. With
+                  cp attention saves the keys and values of all ranks (all_gather), or the copies that the exchange
+                  of heads needs (ulysses)
     logits        of one micro-batch, with the copies that the loss makes
     exchange      tokens on their way to experts and back
     snapshots     on a CPU: of the own state, beyond the one that is trained (`own_copies`)
@@ -41,14 +43,14 @@ import numpy as np
 
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
-from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates, Floats, Ints
+from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.gpus import CPU
 from shoal_service.planner.holding import ALL_ADAMW, Holding, holding_of
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_service.planner.stack import SHOAL, AttentionKernel, Stack
 from shoal_workers.contract.hugging_face import HF_TASKS
 from shoal_workers.contract.language_model import LM_TASK
-from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.spec import JobSpec
 
 SENT_COPIES = {True: 3, False: 2}
@@ -233,7 +235,8 @@ def _parts(
     logits = np.maximum(0.0, logits - tokens * again)  # both are freed before the other is made
     cut_gradients = cut_trained * stack.held_gradient_bytes * on_device
     not_yet = np.where(columns.fed > 1, 0.0, np.minimum(cut_gradients, activations))
-    gradients = np.maximum(trained * _FP32 * has_whole_gradients, cut_gradients - not_yet + moving)
+    summed = trained * stack.summed_gradient_bytes * has_whole_gradients
+    gradients = np.maximum(summed, cut_gradients - not_yet + moving)
     gradients = np.where(is_plain, trained * _FP32 * _PLAIN_GRADIENTS, gradients)
     temporaries = (cut_gradients + not_yet) * (not stack.updates_in_place)
     shortfall = np.maximum(0.0, temporaries - (activations + logits + exchange + gathered * ~keeps_whole))
@@ -264,8 +267,11 @@ def _saved_by_mode(shape: ModelShape, work: Work, columns: Candidates, content: 
     def bytes_of(block: BlockShape, mode: Recompute) -> Floats:
         return saved_bytes(saved_by(block, mode, stack), columns.tp, size, stack)
 
+    exchanged = (content.num_dense + content.num_moe) * exchanged_keys(shape, columns) * size
     by_mode = [
-        content.num_dense * bytes_of(shape.dense, mode) + content.num_moe * bytes_of(shape.moe, mode)
+        content.num_dense * bytes_of(shape.dense, mode)
+        + content.num_moe * bytes_of(shape.moe, mode)
+        + exchanged * (mode is Recompute.NONE)
         for mode in RECOMPUTES
     ]
     ends = (content.has_embedding + content.has_head * 3) * shape.dim * size / columns.tp
@@ -277,8 +283,23 @@ def _one_block(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
     size, stack = work.compute_bytes, work.stack
     kinds = [shape.dense] * (shape.num_dense > 0) + [shape.moe] * (shape.num_moe > 0)
     saved = [saved_bytes(saved_by(block, Recompute.NONE, stack), columns.tp, size, stack) for block in kinds]
-    largest: Floats = np.max(saved, axis=0)
+    largest: Floats = np.max(saved, axis=0) + exchanged_keys(shape, columns) * size
     return largest
+
+
+def exchanged_keys(shape: ModelShape, columns: Candidates) -> Floats:
+    """Numbers per token of a rank that attention of a block saves for its keys and values beyond the rank's own."""
+    split = 1 if shape.attention_is_whole else columns.tp
+    copies = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), key_copies(shape, columns), columns.cp)
+    numbers: Floats = (copies - 1) * 2 * shape.num_kv_heads * shape.head_dim / split
+    return numbers
+
+
+def key_copies(shape: ModelShape, columns: Candidates) -> Ints:
+    """Copies of keys and values that `ulysses` makes until cp divides the heads of a tp rank that have them."""
+    heads = np.maximum(1, shape.num_kv_heads // columns.tp)
+    copies: Ints = np.lcm(heads, columns.cp) // heads
+    return copies
 
 
 def _scores(shape: ModelShape, work: Work, columns: Candidates) -> Floats:

@@ -94,7 +94,7 @@ def _of_loop(spec: JobSpec, world_size: int) -> Plan:
 
 _SECTIONS = ("task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic")
 _DECIDES: Mapping[str, Any] = {
-    **dict.fromkeys((*_SECTIONS, "reduce_precision", "module_precision", "snapshot"), True),
+    **dict.fromkeys((*_SECTIONS, "reduce_precision", "module_precision", "fp8", "snapshot"), True),
     "optimizer": {"name", "fused", "args", "groups", "ema_decay"},
 }
 """The keys of a spec that a plan depends on. A change of another one, such as `elasticity`, keeps cached plans."""

@@ -8,7 +8,7 @@ reasons of a chosen layout; docs/planner.md lists them. `Prediction` and `Rankin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -33,7 +33,7 @@ from shoal_service.planner.stack import SHOAL, Stack
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.legality import legal_degrees
-from shoal_workers.contract.layout import AXES, Layout, ParallelismSpec, Recompute, ShardLevel
+from shoal_workers.contract.layout import AXES, PLANNED_AXES, Layout, ParallelismSpec, Recompute, ShardLevel
 from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import JobSpec, Precision, plan_of
 
@@ -144,7 +144,8 @@ class Task:
         size = 4 if self.spec.precision is Precision.FP32 else 2
         in_place = own_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
         holding = holding_of(self.spec, self.shape)
-        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, self.stack)
+        stack = self.stack if self.spec.fp8 is None else replace(self.stack, fp8=True)
+        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, stack)
 
     def limits(self) -> Limits:
         degrees = legal_degrees(self.spec, plan_of(self.spec))
@@ -205,10 +206,11 @@ class LayoutTable:
         return self._prediction(int(rows[np.argmin(self.step_s[rows])])) if len(rows) else None
 
     def best(self, count: int) -> tuple[Prediction, ...]:
-        """The best layout of each combination of degrees, at most `count`."""
+        """The best layout of each combination of degrees, at most `count`. dp_replicate and dp_shard count as one, so
+        that the list does not begin with several of nearly equal steps."""
         columns, chosen, seen = self.columns, [], set()
         for row in self.order:
-            degrees = tuple(int(getattr(columns, axis)[row]) for axis in AXES)
+            degrees = tuple(int(getattr(columns, axis)[row]) for axis in PLANNED_AXES)
             if degrees not in seen:
                 seen.add(degrees)
                 chosen.append(self._prediction(int(row)))

@@ -84,6 +84,11 @@ class BlockShape:
     def params(self) -> int:
         return self.split_params + self.whole_params + self.expert_params
 
+    @property
+    def flops(self) -> float:
+        """Operations per token, forward, on all tp ranks together, what they repeat counted once."""
+        return self.dense_flops + self.whole_flops + self.expert_flops + self.attention_flops
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -137,7 +142,8 @@ class ModelShape:
     @property
     def flops_per_token(self) -> float:
         """Forward and backward without recomputation, as MFU counts it (Chowdhery et al. 2022, appendix B)."""
-        return 3 * (self.head_flops + self.num_dense * _flops(self.dense) + self.num_moe * _flops(self.moe))
+        blocks = self.num_dense * self.dense.flops + self.num_moe * self.moe.flops
+        return 3 * (self.head_flops + blocks)
 
 
 def shape_of(spec: JobSpec) -> ModelShape | None:
@@ -259,10 +265,6 @@ def _saved_selective(
         split += 2 * config.top_k * expert_dim(config)
         whole += config.top_k * config.dim
     return SavedTensors(split=split, whole=whole, residual=config.dim)
-
-
-def _flops(block: BlockShape) -> float:
-    return block.dense_flops + block.whole_flops + block.expert_flops + block.attention_flops
 
 
 def _of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | None:

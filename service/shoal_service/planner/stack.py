@@ -46,6 +46,8 @@ class Stack:
     """Bytes of a parameter as it is kept, with what its update needs to be exact."""
     moment_bytes: int = 4
     """Bytes of each number of the optimizer's state."""
+    summed_gradient_bytes: int = 4
+    """Bytes of a gradient while the micro-batches of a step are summed and nothing is sharded."""
     held_gradient_bytes: int = 4
     """Bytes of a gradient from its reduction to the update."""
     updates_in_place: bool = False
@@ -72,8 +74,9 @@ class Stack:
     shards_in_pipeline: bool = False
     """Gradients are reduced and sharded after every micro-batch in a pipeline, too."""
     fp8: bool = False
-    """Matrix products of the blocks are in fp8 with dynamic scales, and what tp gathers for them. The head and
-    attention are not."""
+    """Matrix products of the blocks are in fp8 with dynamic scales. The head, attention and experts are not."""
+    gathers_fp8: bool = False
+    """What tp gathers for products in fp8 is cast before."""
     dispatches_once: bool = False
     """A token that goes to several experts of one node crosses the network once (DeepEP)."""
     splits_routed_tokens: bool = False

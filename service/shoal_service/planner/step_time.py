@@ -24,7 +24,7 @@ from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.compute import compute_s
 from shoal_service.planner.holding import PerParameter
-from shoal_service.planner.memory import ContentColumns, Work, content_columns, rank_params
+from shoal_service.planner.memory import ContentColumns, Work, content_columns, key_copies, rank_params
 from shoal_service.planner.network import Group, Network, send_s
 from shoal_service.planner.shape import ModelShape
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
@@ -108,7 +108,7 @@ def _tensor(shape: ModelShape, work: Work, network: Network, columns: Candidates
     Without sequence parallelism each pair is one all-reduce, which takes as long. In the backward pass, what precedes a
     column layer can run beside the matrix product for the gradient of its weights, half of it."""
     tensor_group, stack = network.group(network.spans.of_axis["tp"]), work.stack
-    size = (work.compute_bytes + _FP8) / 2 if stack.fp8 else work.compute_bytes  # only gathers are in fp8
+    size = (work.compute_bytes + _FP8) / 2 if stack.gathers_fp8 else work.compute_bytes  # only gathers are in fp8
     gather_s = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * size)
     again = 2.0 * (stack.gathers_again and stack.is_sequence_parallel)
     hidden = network.profile.overlap * stack.hides_tensor
@@ -125,12 +125,11 @@ def _context(shape: ModelShape, work: Work, network: Network, columns: Candidate
     keys, values and results are exchanged in both (Jacobs et al. 2023)."""
     context_group = network.group(network.spans.of_axis["cp"])
     size, tokens = work.compute_bytes, _tokens(shape, work, columns)
-    keys = 2 * shape.num_kv_heads * shape.head_dim / columns.tp
+    split = 1 if shape.attention_is_whole else columns.tp
+    keys = 2 * shape.num_kv_heads * shape.head_dim / split
     gather = context_group.gather_s(tokens * columns.cp * keys * size)
-    heads_left = np.maximum(1, shape.num_kv_heads // columns.tp)
-    copies = np.lcm(heads_left, columns.cp) / heads_left  # keys and values are copied until cp divides their heads
-    queries = 2 * shape.num_heads * shape.head_dim / columns.tp
-    exchange = 2 * context_group.exchange_s(tokens * (queries + keys * copies) * size / 2)
+    queries = 2 * shape.num_heads * shape.head_dim / split
+    exchange = 2 * context_group.exchange_s(tokens * (queries + keys * key_copies(shape, columns)) * size / 2)
     collective_s: Floats = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), exchange, gather)
     times: Floats = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 2.0, 3.0)
     blocks: Ints = content.num_dense + content.num_moe

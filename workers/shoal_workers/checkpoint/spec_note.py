@@ -15,7 +15,7 @@ from shoal_workers.contract import JobSpec
 NAME = "spec.json"
 _DECISIVE = (
     *("task", "code", "model", "data", "batch", "optimizer", "schedule", "stop"),
-    *("precision", "module_precision", "reduce_precision", "seed", "deterministic"),
+    *("precision", "module_precision", "reduce_precision", "fp8", "seed", "deterministic"),
 )
 """The keys that change what is computed. The others say where, how fast and how safely."""
 

@@ -234,6 +234,15 @@ class Precision(StrEnum):
     FP16 = "fp16"
 
 
+class Fp8Scales(StrEnum):
+    """What has a scale of its own when matrices are cast to fp8."""
+
+    TENSORWISE = "tensorwise"
+    """Each matrix. Weights and activations have 3 bits of mantissa, gradients 2. The fastest."""
+    ROWWISE = "rowwise"
+    """Each row, and each column where it is summed over columns: outliers cost less precision. All have 3 bits."""
+
+
 class BatchSync(StrEnum):
     """Over which samples a BatchNorm normalises."""
 
@@ -288,7 +297,7 @@ class BatchSpec(Frozen):
 
 KEYS_OF_TASKS = (
     *("task", "model", "data", "batch", "optimizer", "schedule", "precision", "module_precision", "reduce_precision"),
-    *("compile", "stop", "init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
+    *("fp8", "compile", "stop", "init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
 )
 """Keys of a spec that say what a task trains and how. A script reads none of them."""
 KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key not in ("snapshot", "parallelism"))
@@ -342,6 +351,10 @@ class JobSpec(Frozen):
     reduce_precision: Precision = Precision.FP32
     """Type in which gradients are summed, over a rank's micro-batches and between data-parallel ranks. bf16 and fp16
     halve the bytes sent and round every addition; fp16 adds dynamic loss scaling."""
+    fp8: Fp8Scales | None = Field(None, exclude_if=lambda value: value is None)
+    """Matrix products of the linear layers in the blocks of the built-in and Hugging Face models in fp8, with a scale
+    for each tensor or row. Needs `precision: bf16`, GPUs of compute capability 8.9 or more, and torchao (the extra
+    `fp8`). CPUs emulate it, to compare losses. Embedding, head, attention and experts stay in bf16."""
     compile: bool = False
     """Compile each of the model's blocks with torch.compile. The first step of a worker then takes seconds to minutes
     longer."""
@@ -432,9 +445,8 @@ class JobSpec(Frozen):
         values = precision.values() if isinstance(precision, dict) else (precision,)
         if eight := [value for value in values if isinstance(value, str) and value.startswith("fp8")]:
             raise ValueError(
-                f"{info.field_name} {eight[0]} is not supported. It would need GPUs with fp8 matrix units (compute "
-                "capability 8.9 or more), linear layers over scaled matrix products with a scale for every tensor or "
-                "row, and collectives for fp8, which gloo does not have. Use bf16."
+                f"{info.field_name} {eight[0]} is not a type of whole modules. Matrix products of linear layers can be "
+                "in fp8 on GPUs of compute capability 8.9 or more: set precision: bf16 and fp8: tensorwise or rowwise."
             )
         return precision
 

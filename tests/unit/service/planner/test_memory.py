@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kit.worlds.hugging_face_configs import small_config
 from shoal_service.planner import memory_note, plan, rank, refusal
-from shoal_service.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates, cut
+from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, SCHEDULES, Candidates, cut
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.holding import ALL_ADAMW, Kind, holding_of, num_adapter_params, tensors_of
 from shoal_service.planner.memory import BytesPart, Work, host_need, in_flight, memory
@@ -21,7 +21,7 @@ from shoal_service.planner.step_time import SecondsPart
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.hugging_face import HuggingFaceConfig
 from shoal_workers.contract.language_model import LanguageModelConfig
-from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.named_optimizer import named_optimizer
@@ -118,8 +118,21 @@ def test_half_precision_halves_gathered_and_saved_bytes(shape: Any, round_number
 
 def test_context_parallelism_splits_tokens_and_shards_parameters(shape: Any, round_numbers: Any) -> None:
     one, two = _parts(shape, round_numbers), _parts(shape, round_numbers, cp=2)
-    assert two[BytesPart.ACTIVATIONS] == one[BytesPart.ACTIVATIONS] / 2
+    keys = 3 * 4 * 16 * 2 * 8  # in each of 3 blocks, of the other rank's 16 tokens
+    assert two[BytesPart.ACTIVATIONS] == one[BytesPart.ACTIVATIONS] / 2 + keys
     assert two[BytesPart.PARAMETERS] == one[BytesPart.PARAMETERS] / 2
+
+
+@pytest.mark.parametrize(("context", "copies"), [(ContextMethod.ALL_GATHER, 4), (ContextMethod.ULYSSES, 2)])
+def test_attention_of_a_context_rank_saves_the_keys_of_the_others(
+    job: Any, round_numbers: Any, context: ContextMethod, copies: int
+) -> None:
+    """Two heads with keys for four ranks: ulysses copies them once."""
+    shape = shape_of(job({**MODEL, "num_heads": 8, "num_kv_heads": 2, "dim": 16}))
+    own = _parts(shape, round_numbers)[BytesPart.ACTIVATIONS] / 4
+    parts = _parts(shape, round_numbers, cp=4, context=CONTEXTS.index(context))
+    tokens, keys_and_values = 32 / 4, 2 * 2 * 2
+    assert parts[BytesPart.ACTIVATIONS] == own + 3 * 4 * tokens * (copies - 1) * keys_and_values
 
 
 def test_the_first_rank_of_1f1b_has_most_in_flight(shape: Any) -> None:

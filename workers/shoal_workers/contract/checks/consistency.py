@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shoal_workers.contract.families import FAMILIES, isolates_packed
 from shoal_workers.contract.hugging_face import (
+    HF_TASKS,
     SFT_TASK,
     TOKENIZER_NAME,
     HuggingFaceConfig,
@@ -54,6 +55,8 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     if spec.deterministic:
         yield from _with_deterministic(spec)
     yield from _with_plain(spec)
+    if spec.fp8 is not None:
+        yield from _with_fp8(spec)
     if spec.batch.sync is BatchSync.GLOBAL:
         yield from _with_global_norms(spec)
     if spec.init_from is not None and spec.continue_from is not None:
@@ -174,6 +177,22 @@ def _with_loop(spec: JobSpec) -> Iterator[Conflict]:
             "parallelism.shard",
             "parallelism.shard is optimizer, and a loop sums sharded gradients in each backward pass. Set it to "
             "gradients, which keeps parameters whole during a step, or to full.",
+        )
+
+
+def _with_fp8(spec: JobSpec) -> Iterator[Conflict]:
+    if spec.task not in (LM_TASK, *HF_TASKS):
+        yield Conflict(
+            "fp8",
+            f"fp8 is {spec.fp8}, and the task {spec.task} is your own: fp8 is for the linear layers of the built-in "
+            f"and Hugging Face models ({LM_TASK}, {', '.join(HF_TASKS)}). Leave fp8 out; in a task of your own, "
+            "torchao.float8 can convert layers in build_model.",
+        )
+    if spec.precision is not Precision.BF16:
+        yield Conflict(
+            "fp8",
+            f"fp8 is {spec.fp8} and precision {spec.precision}: what is not a matrix product is computed in bf16. Set "
+            "precision to bf16.",
         )
 
 

@@ -133,6 +133,8 @@ def why_not_plain(spec: JobSpec) -> Iterator[str]:
         yield "module_precision gives some modules another type"
     if spec.reduce_precision is not Precision.FP32:
         yield f"reduce_precision is {spec.reduce_precision}"
+    if spec.fp8 is not None:
+        yield f"fp8 is {spec.fp8}"
     if spec.deterministic:
         yield "deterministic is true, whose exact sums are those of shards"
     if isinstance(spec.parallelism, ParallelismSpec) and spec.parallelism.offload:

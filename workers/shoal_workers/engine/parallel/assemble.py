@@ -4,6 +4,7 @@
       precision    casts around modules of another type     precision.py
     1 pipeline     the rank's stages                    stages.py
     2 tensor       layers over tp                       tensor.py
+      fp8          products of the blocks' layers       float8.py
     3 experts      whole experts over ep                experts.py
     4 context      attention over cp                    context.py
     5 recompute    blocks' forwards run twice           recompute.py
@@ -44,6 +45,7 @@ from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.cutting import take_attributes
 from shoal_workers.engine.parallel.data_axis import DataAxis
 from shoal_workers.engine.parallel.experts import apply_experts
+from shoal_workers.engine.parallel.float8 import apply_float8
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.plain import PlainReplica
 from shoal_workers.engine.parallel.precision import apply_precisions, own_policies
@@ -100,7 +102,7 @@ def assemble(
         stages = split_into_stages(model, plan, layout, layout.pipeline_rank(meshes.rank))
     partial: list[nn.Parameter] = []
     for stage in stages:
-        partial += _apply(stage.module, plan, meshes, compiles=spec.compile)
+        partial += _apply(stage.module, spec, plan, meshes)
     context = ContextCall(plan.sequence, meshes.cp) if meshes.cp is not None and layout.cp > 1 else None
     if context is not None and layout.pp == 1:
         context.install(model)
@@ -173,16 +175,18 @@ def _refuse_tables(model: nn.Module, *, cp: int) -> None:
             )
 
 
-def _apply(module: nn.Module, plan: ParallelPlan, meshes: Meshes, *, compiles: bool) -> list[nn.Parameter]:
+def _apply(module: nn.Module, spec: JobSpec, plan: ParallelPlan, meshes: Meshes) -> list[nn.Parameter]:
     """Apply all axes but pipeline and data. Returns the parameters whose gradient is a sum over tp ranks."""
     layout = meshes.layout
     partial = apply_tensor(module, plan, meshes.tp) if meshes.tp is not None else []
+    if spec.fp8 is not None:
+        apply_float8(module, plan, spec.fp8, meshes.root.device_type)
     partial += apply_experts(module, plan, meshes.ep, meshes.tp, meshes.cp)
     if meshes.cp is not None:
         apply_context(module, plan, meshes.cp, layout.context)
     if layout.recompute is not Recompute.NONE:
         apply_recompute(module, plan, layout.recompute)
-    if compiles:
+    if spec.compile:
         apply_compile(module, plan)
     return partial
 

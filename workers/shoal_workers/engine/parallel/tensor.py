@@ -39,6 +39,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from shoal_workers.contract.model import ParallelPlan, TensorStyle
 from shoal_workers.engine.parallel.cutting import cut, local
 from shoal_workers.engine.parallel.exchange import copy, gather_same, gather_sum, own_part, sum_scatter, total
+from shoal_workers.engine.parallel.float8 import multiply
 from shoal_workers.engine.parallel.names import fits, matching
 from shoal_workers.engine.parallel.split_output import Split, split_output
 from shoal_workers.engine.parallel.stages import Elsewhere
@@ -112,7 +113,7 @@ class _Cutter:
         self._split(module, "bias", 0)
 
         def forward(x: Tensor) -> Tensor:
-            return F.linear(self._shared(x), local(module.weight), _local_or_none(module.bias))
+            return multiply(module, self._shared(x), local(module.weight), _local_or_none(module.bias))
 
         _replace(module, forward)
 
@@ -120,7 +121,7 @@ class _Cutter:
         self._split(module, "weight", 1)
 
         def forward(x: Tensor) -> Tensor:
-            summed = self._joined(F.linear(x, local(module.weight)))
+            summed = self._joined(multiply(module, x, local(module.weight), None))
             # The bias is added after the sum; before it, it would count once for each rank.
             return summed if module.bias is None else summed + module.bias
 

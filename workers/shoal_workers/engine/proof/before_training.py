@@ -94,7 +94,7 @@ DIRECTORY = "SHOAL_PROOFS"
 """Names another directory than ~/.cache/shoal/proofs; empty: nothing is remembered."""
 _SECTIONS = {
     *("task", "loop", "model", "data", "plan", "batch", "seed", "optimizer"),
-    *("precision", "module_precision", "reduce_precision", "deterministic"),
+    *("precision", "module_precision", "reduce_precision", "fp8", "deterministic"),
 }
 
 

@@ -41,9 +41,15 @@ def test_compile_needs_to_know_the_blocks() -> None:
 
 
 @pytest.mark.parametrize("key", ["precision", "reduce_precision"])
-def test_fp8_is_refused_with_what_it_would_need(key: str) -> None:
+def test_fp8_is_no_precision_and_the_message_has_the_setting(key: str) -> None:
     message = _refused(**{key: "fp8"})[key]
-    assert "8.9" in message and "bf16" in message
+    assert "precision: bf16 and fp8: tensorwise" in message
+
+
+def test_fp8_needs_bf16_and_a_built_in_task() -> None:
+    assert "Set precision to bf16" in _refused(fp8="tensorwise")["fp8"]
+    assert "own" in _refused(fp8="rowwise", precision="bf16", task="mine:Task")["fp8"]
+    assert parse_spec({"data": DATA, "stop": {"steps": 1}, "precision": "bf16", "fp8": "rowwise"}).fp8 == "rowwise"
 
 
 def test_a_vocabulary_that_is_too_small_for_bytes_is_refused() -> None:
