@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from shoal_service.core.downsampling import AROUND, CHUNK, SeriesPoint
+from shoal_service.core.downsampling import AROUND, CHUNK, KEPT_EVENTS, SeriesPoint
 from shoal_service.core.events.training import CheckpointDamaged, Validated
 from shoal_service.core.sweeps import Measure
 from shoal_service.core.where.language import Selection
@@ -177,6 +177,15 @@ def test_of_old_events_those_of_routine_go_once_webhooks_have_them(
     assert types["checkpoint.damaged"] == 1 and types["job.created"] == 1, "what is no routine stays"
     assert left[-1].seq == last
     assert types["validation"] == (5_000 if hook == "fails" else 1_000)
+
+
+def test_reports_of_a_long_job_delete_its_old_events_of_routine(store: Store, attempt: Any) -> None:
+    routine = PendingEvent.of(Validated(step=1, loss=1.0, bits_per_byte=None), 1.0)
+    for _ in range(5):
+        attempt.report(events=(routine,) * (KEPT_EVENTS // 4))
+    last = store.reading(histories.read_event_numbers)([attempt.job_id])[attempt.job_id]
+    numbers = [event.seq for event in store.reading(histories.read_events)(attempt.job_id, limit=2 * KEPT_EVENTS)]
+    assert KEPT_EVENTS <= len(numbers) < last - 1_000 and numbers[-1] == last
 
 
 def _settle(tx: Transaction, num: int) -> None:

@@ -62,6 +62,13 @@ class CliError(Exception):
         }
 
 
+def refuse_with(option: str, **others: Any) -> None:
+    """Refuse options that do nothing when `option` is given. Raises CliError."""
+    names = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
+    if names:
+        raise CliError(f"{option} cannot be combined with {', '.join(names)}", hint=f"leave {names[0]} out")
+
+
 @contextmanager
 def reading(path: Path, hint: str) -> Iterator[None]:
     """Turn the errors of reading a file into CliError."""

@@ -71,6 +71,7 @@ def test_templates_are_listed_and_replace_no_file(shoal: Any, tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.glob("*.[py]*")) == ["job.yaml"]
     assert (tmp_path / "job.yaml").read_text() == "mine"
     assert "language-model" in shoal("init", "lm").err
+    assert "--model is for the template fine-tune" in shoal("init", "own-task", "--model", str(tmp_path)).err
 
 
 def test_a_dry_run_stores_neither_job_nor_code(shoal: Any, service: Any, tmp_path: Path) -> None:

@@ -148,7 +148,9 @@ def test_an_unknown_node_ends_with_4(shoal: Any) -> None:
 
 
 def test_undo_cannot_be_combined_with_a_deadline(shoal: Any) -> None:
-    assert shoal("drain", "aaa", "--undo", "--deadline-s", "5").code == 2
+    for option in ("--deadline-s", "--reason"):
+        refused = shoal("drain", "aaa", "--undo", option, "0")
+        assert refused.code == 2 and f"--undo cannot be combined with {option}" in refused.err
 
 
 def test_a_node_is_cordoned_and_used_again(shoal: Any) -> None:

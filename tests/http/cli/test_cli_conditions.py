@@ -49,6 +49,8 @@ def test_a_mistake_is_shown_at_its_place(shoal: Any, service: Any) -> None:
     assert shown[marks.index("^") :] == "los < 2" and marks.strip() == "^^^"
     assert "not a name" in shoal("jobs", "--sort", "lr,?").err
     assert "optimizer.lr" in shoal("jobs", "--fields").out
+    refused = shoal("jobs", "--fields", "--where", "lr > 3", "--limit", "5")
+    assert refused.code == 2 and "--fields cannot be combined with --where, --limit" in refused.err
 
 
 def test_the_table_is_written_as_csv_and_parquet(shoal: Any, trained: list[Any], tmp_path: Path) -> None:

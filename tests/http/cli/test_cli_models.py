@@ -58,6 +58,7 @@ def test_an_alias_moves_and_is_deleted_and_what_is_not_there_is_named(shoal: Any
     assert shoal("model", "get", "speech@1", "--json").json()["aliases"] == []
     assert shoal("model", "get", "speech@prod").out.splitlines()[1] == f"step 20 of job {job.id}"
     assert shoal("model", "get", "speech").out.startswith("speech@2: "), "the newest one"
+    assert "--dtype needs --to" in shoal("model", "get", "speech", "--dtype", "bf16").err
     ran = shoal("model", "alias", "speech", "prod", "9")
     assert ran.code == 4 and "no model 'speech' with a version or alias '9'" in ran.err
     for wrong in (("prod",), ("prod", "1", "--delete")):

@@ -102,6 +102,11 @@ def test_the_size_of_the_code_is_reported(shoal: Any, script: Path) -> None:
     assert f"code: {script.parent}, 2 files, 13 B (" in ran.err and ".shoalignore leaves out 1" in ran.err
 
 
+def test_a_dry_run_has_no_job_to_follow(shoal: Any, script: Path) -> None:
+    refused = shoal("submit", "train.py", "--dry-run", "--follow", "--wait")
+    assert refused.code == 2 and "--dry-run cannot be combined with --follow, --wait" in refused.err
+
+
 def test_the_command_line_of_torchrun_is_submitted_as_it_is(shoal: Any, script: Path) -> None:
     ran = shoal("submit", "--json", "--", "torchrun", "--standalone", "--nproc-per-node", "2", "train.py", "--follow")
     job = ran.json()

@@ -107,17 +107,21 @@ def get(
         str | None,
         typer.Option("--to", metavar="DIR", help="Also write it there. Repeat the command if it was broken off."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the tensors that are written.")] = Dtype.FP32,
+    dtype: Annotated[
+        Dtype | None, typer.Option("--dtype", help="Data type of the tensors that --to writes; default fp32.")
+    ] = None,
     project: ProjectOption = "default",
 ) -> None:
     """Show where a version is and what it comes from; with --to, write it as safetensors and config.json.
 
     Every byte that is read is compared with its checksum. A directory that is complete already is verified.
     """
+    if to is None and dtype is not None:
+        raise CliError("--dtype needs --to, which writes the tensors", hint=f"shoal model get {reference} --to DIR")
     version = _find_version(session, project, reference)
     where = version.url
     if to is not None:
-        written = run_export([version.url, to, "--resume", "--dtype", dtype])
+        written = run_export([version.url, to, "--resume", "--dtype", dtype or Dtype.FP32])
         where = f"{to}, {written['tensors']} tensors, {written['bytes']:,} bytes"
     lines = [f"{version.name}@{version.version}: {where}", f"step {version.step} of job {version.job_id}"]
     if version.state not in (None, CheckpointState.COMMITTED):

@@ -14,7 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from shoal_api.cli.commands.control import ChangesArgument, parse_changes
-from shoal_api.cli.errors import CliError, ExitCode, first_problem
+from shoal_api.cli.errors import CliError, ExitCode, first_problem, refuse_with
 from shoal_api.cli.options import JobArgument, given
 from shoal_api.cli.output import complete_file
 from shoal_api.cli.render.accounts import tokens_table
@@ -160,19 +160,19 @@ def drain(
         float | None,
         typer.Option("--deadline-s", min=0, help="Seconds until the node is switched off."),
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Shown with the node.")] = "drain requested",
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Shown with the node; default: drain requested.")
+    ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="End the drain; the node is used again.")] = False,
 ) -> None:
     """Move jobs off a node at their next step boundary, without losing a step, and place nothing new on it."""
-    if undo and deadline_s is not None:
-        raise CliError("--undo cannot be combined with --deadline-s", hint=f"shoal drain {node} --undo")
     node_id = match_node(node, session.client.nodes()).node_id
     if undo:
+        refuse_with("--undo", deadline_s=deadline_s is not None, reason=reason)
         session.show(session.client.undo_drain(node_id), lambda node: nodes_table([node]))
     else:
-        session.show(
-            session.client.drain(node_id, reason=reason, deadline_s=deadline_s), lambda node: nodes_table([node])
-        )
+        drained = session.client.drain(node_id, deadline_s=deadline_s, **given(reason=reason))
+        session.show(drained, lambda node: nodes_table([node]))
 
 
 @command()

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shoal_api.answers import log_attempt, log_source
-from shoal_api.cli.errors import CliError, ExitCode
+from shoal_api.cli.errors import CliError, ExitCode, refuse_with
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.output import complete_file
 from shoal_api.cli.render.accounts import (
@@ -90,9 +90,6 @@ def jobs(
     ] = None,
 ) -> None:
     """List jobs, newest first. Conditions, orders and columns can use all settings, metrics and labels."""
-    if fields:
-        session.show(session.client.job_fields(), fields_table)
-        return
     query = JobsQuery(
         state=_parse_states(state or []),
         project=project,
@@ -104,6 +101,10 @@ def jobs(
         columns=columns,
         archived=archived,
     )
+    if fields:
+        refuse_with("--fields", **query, csv=csv, parquet=parquet, limit=limit)
+        session.show(session.client.job_fields(), fields_table)
+        return
     files = {format: path for format, path in (("csv", csv), ("parquet", parquet)) if path is not None}
     for format, path in files.items():
         _export(session, path, format, query, limit)

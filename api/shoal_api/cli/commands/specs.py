@@ -39,6 +39,8 @@ from shoal_workers.contract.data_preview import DataPreview
 from shoal_workers.contract.language_model import LM_TASK
 
 _PLACE = "MODEL_DIRECTORY"
+_FINE_TUNE = "fine-tune"
+"""The template that names the place of a model."""
 _ENDING = ".template"
 _SPEC = "job.yaml"
 
@@ -59,6 +61,8 @@ def init(
     """Write a job that runs as it is, to change it: its spec, and the code of its task; or a script, which needs no
     spec."""
     known = templates()
+    if model is not None and template != _FINE_TUNE:
+        raise CliError(f"--model is for the template {_FINE_TUNE}", hint=f"shoal init {_FINE_TUNE} --model {model}")
     if template is None:
         titles = {name: read_title(folder) for name, folder in known.items()}
         session.show(titles, "\n".join(f"{name:16}{title}" for name, title in titles.items()))
@@ -71,7 +75,7 @@ def init(
     written = write_template(known[template], where, model)
     has_spec = where / _SPEC in written
     hint = f"shoal submit {where / _SPEC if has_spec else f'{written[0]} --workers 1:4'} --dry-run"
-    if model is None and template == "fine-tune":
+    if model is None and template == _FINE_TUNE:
         hint = f"Set model.path in {where / _SPEC}, then: {hint}"
     lines = [*(f"wrote {path}" for path in written), hint]
     session.show({"files": [str(path) for path in written]}, "\n".join(lines))
@@ -172,6 +176,8 @@ def check(
         return
     if arguments:
         raise CliError(f"{task} is a task, which has no arguments", hint="change its spec with --set KEY=VALUE")
+    if no_run:
+        raise CliError(f"{task} is a task, whose steps are always tried", hint="leave --no-run out")
     document, directory = read_task(task, assignments or ())
     refuse_function_as_task(document | {"code": document["code"] | {"working_dir": str(directory)}})
     session.show(try_task(document, directory), lambda result: describe_task(document["task"], result))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal_api.cli.errors import CliError, ExitCode
+from shoal_api.cli.errors import CliError, ExitCode, refuse_with
 from shoal_api.cli.follow import follow_job
 from shoal_api.cli.options import DEFAULT_URL, JobArgument, SetOption
 from shoal_api.cli.program import Program, code_directory, make_spec, parse_workers, read_program
@@ -112,6 +112,7 @@ def submit(
     if from_ is not None:
         document["continue_from"] = _parse_origin(session, from_)
     if dry_run:
+        refuse_with("--dry-run", follow=follow, wait=wait)
         result = session.client.dry_run(document, on_packed=_size_reporter(session, document))
         session.show(result, lambda result: dry_run_page(result, time.time()))
         return

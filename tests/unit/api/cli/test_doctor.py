@@ -152,6 +152,64 @@ def test_a_parameter_that_is_not_read_is_seen() -> None:
     assert unread(command) == ["project"]
 
 
+def names_read(node: ast.AST) -> frozenset[str]:
+    return frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load))
+
+
+def follow(statements: list[ast.stmt], read: set[frozenset[str]]) -> tuple[set[frozenset[str]], set[frozenset[str]]]:
+    """Follow each path through statements that begins with the names in `read`: the names that were read at the end of
+    those that go on, and of those that return. A path that raises has refused its options."""
+    returned: set[frozenset[str]] = set()
+    for statement in statements:
+        match statement:
+            case ast.If():
+                read = {names | names_read(statement.test) for names in read}
+                branches = [follow(body, read) for body in (statement.body, statement.orelse)]
+                read, ended = (set().union(*sides) for sides in zip(*branches, strict=True))
+                returned |= ended
+            case ast.Return():
+                return set(), returned | {names | names_read(statement) for names in read}
+            case ast.Raise():
+                return set(), returned
+            case _:
+                read = {names | names_read(statement) for names in read}
+    return read, returned
+
+
+def ignored_on_a_path(function: Callable[..., Any]) -> set[str]:
+    """Parameters that some path to the end of the function does not read."""
+    function = inspect.unwrap(function)
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(definition, ast.FunctionDef)
+    went_on, returned = follow(definition.body, {frozenset()})
+    names = inspect.signature(function).parameters.keys() - {"session"}
+    return {name for name in names if any(name not in read for read in went_on | returned)}
+
+
+_NOTHING_TO_DO = {
+    "top": {"every"},  # one view has no time to the next
+    "label": {"yes"},  # a job that is named is changed without a question
+    "init": {"directory"},  # it comes after a template
+    "check": {"arguments", "timeout"},  # a program that is read, or a task, which takes as long as it takes
+}
+
+
+def test_no_way_through_a_command_ignores_an_option() -> None:
+    ignored = {name: ignored_on_a_path(load_function(name)) for name in COMMANDS}
+    assert {name: options for name, options in ignored.items() if options} == _NOTHING_TO_DO
+
+
+def test_a_parameter_that_one_way_does_not_read_is_seen() -> None:
+    def command(verb: str, project: str, seed: int) -> str:
+        if verb == "show":
+            if seed:
+                raise ValueError(seed)
+            return project
+        return f"{verb} {seed}"
+
+    assert ignored_on_a_path(command) == {"project"}
+
+
 def test_every_command_has_a_line_in_the_table() -> None:
     folder = Path(commands.__file__).parent
     decorated = {
