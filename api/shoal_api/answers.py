@@ -5,7 +5,6 @@ The HTTP edge writes them and the Python client reads them; this module imports 
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from pydantic import Field
@@ -13,7 +12,6 @@ from pydantic import Field
 from shoal_service.views import EventView, LogView
 from shoal_workers.contract import Frozen, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecProblem
-from shoal_workers.contract.ids import attempt_of
 
 
 class EventPage(Frozen):
@@ -39,15 +37,6 @@ def log_source(line: LogView) -> str:
     if not line.worker_id:
         return "job"
     return "-" if line.rank is None else str(line.rank)
-
-
-def log_attempt(line: LogView) -> int | None:
-    """Return the attempt that a line belongs to; None if it does not say: most lines of the job's own log."""
-    if line.worker_id:
-        actor = attempt_of(line.worker_id)
-        return None if actor is None else actor[1]
-    match = re.match(r"job \w+ -> STARTING \(attempt (\d+)\)", line.text)
-    return None if match is None else int(match[1])
 
 
 class SpecCheck(Frozen):

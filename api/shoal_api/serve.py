@@ -171,6 +171,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
         exposure=exposure,
+        grafana_url=settings.grafana_url,
         issuer=_make_issuer(settings, waits),
         limits=Limits(
             requests_per_s=settings.limit_requests,

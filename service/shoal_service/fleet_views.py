@@ -297,20 +297,11 @@ class PanelKind(StrEnum):
     """What a panel of a workspace shows."""
 
     LINES = "lines"
-    """A metric of each job over steps, time, tokens or samples."""
+    """A metric of each job over steps, time, tokens, samples or another metric."""
     SCATTER = "scatter"
     """A point for each job, at two of its values."""
     BARS = "bars"
     """A bar for each job, or the mean of each group."""
-
-
-class CurveAxis(StrEnum):
-    """What the curves of a workspace are drawn over."""
-
-    STEP = "step"
-    TIME = "time"
-    TOKENS = "tokens"
-    SAMPLES = "samples"
 
 
 class Band(StrEnum):
@@ -348,7 +339,8 @@ class Workspace(Frozen):
     """How a view is shown as a workspace: its panels in their order, and which jobs stand out."""
 
     panels: tuple[Panel, ...] = Field((), max_length=64)
-    axis: CurveAxis = CurveAxis.STEP
+    axis: str = Field("step", min_length=1, max_length=200)
+    """step, time, tokens, samples, or a metric, as `GET /v1/curves` names it."""
     smoothing: float = Field(0.0, ge=0, le=0.99)
     """Weight of the moving average before each point."""
     log_x: bool = False

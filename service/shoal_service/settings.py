@@ -98,6 +98,8 @@ class Settings(BaseSettings):
     """Names of this server in the header Host, separated by commas; * allows every name. Addresses, localhost and the
     name of the machine are always allowed. Other names are refused, because a web page could use one of them to reach
     the server (DNS rebinding)."""
+    grafana_url: str = Field("", pattern=r"^(https?://[^\s\"<>]+)?$")
+    """URL of a Grafana that has the dashboards of deploy/grafana: the page of a job then leads to its panels there."""
     log_level: LogLevel = LogLevel.INFO
     """debug, info, warning or error; for the server, and for the supervisors and workers that it starts. At debug the
     server also logs each request."""

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from shoal_service.core.alerts import AlertView
 from shoal_service.core.endings import LostAttempt
 from shoal_service.core.events import Severity
 from shoal_service.core.goodput import Category, Goodput
@@ -47,6 +48,7 @@ from shoal_workers.contract import (
     WorkerUse,
 )
 from shoal_workers.contract.profiles import Category as StepCategory
+from shoal_workers.contract.webhooks import Alerts
 
 
 class QueuePlace(Frozen):
@@ -221,6 +223,8 @@ class JobStatus(Frozen):
     its ranks stand still, or why it has fewer workers than granted."""
     failure: UserFailure | None = None
     conditions: tuple[Condition, ...] = ()
+    alerts: tuple[AlertView, ...] = ()
+    """Those of the spec, and whether each holds."""
     goodput: Goodput | None = None
     refused_calls: int = 0
     """Calls of a replaced supervisor that this attempt's workers have refused."""
@@ -396,6 +400,8 @@ class LogView(Frozen):
     """Empty: a line of the job itself; its stream is `shoal`."""
     stream: LogStream
     text: str
+    attempt: int | None = None
+    """The attempt in which it was written, 0 before the first; null: an earlier release has stored it."""
 
 
 class ParityView(Parity):
@@ -695,6 +701,8 @@ class JobPatch(Frozen):
     """Merged by name; null removes one. The rules for names and values are those of the spec."""
     annotations: dict[str, str | None] | None = Field(None, max_length=64)
     """Merged as labels."""
+    alerts: Alerts | None = None
+    """Replaces all of `alerts`. Training is not touched."""
 
 
 class ExtendRequest(Frozen):

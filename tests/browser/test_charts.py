@@ -126,10 +126,9 @@ def test_an_address_is_the_view(reader: Browser, written: Service) -> None:
         "tokens",
         True,
     ]
-    rows = reader.run(
-        "Object.keys(document.getElementById('chart').layout).filter((key) => key.startsWith('yaxis')).length"
-    )
-    assert rows == 6, "gradient norm and learning rate too"
+    titles = "Object.entries(document.getElementById('chart').layout).filter(([key]) => key.startsWith('yaxis'))"
+    rows = reader.run(f"{titles}.map(([, axis]) => axis.title.text)")
+    assert rows == ["loss", "gradient norm", "learning rate", "tokens/s", "world size"], "no panel without data"
     reader.click("#in-workspace")
     reader.until(lambda: reader.run(drawn) == "2", "both jobs in the workspace")
 
@@ -146,6 +145,44 @@ def test_an_address_is_the_view(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/jobs/{first}#tab=logs&rank=1&search=hello")
     logged = "['log-rank', 'log-search'].map((name) => document.getElementById(name).value)"
     reader.until(lambda: reader.run(logged) == ["1", "hello"], "the filter of the log")
+    assert reader.complaints() == []
+
+
+def test_curves_are_drawn_over_any_metric_and_the_address_keeps_it(reader: Browser, written: Service) -> None:
+    jobs = [written.add_job(name=f"run-{number}") for number in range(2)]
+    for job in jobs:
+        written.begin(job)
+        points = [point(step, 9.0 - step) for step in range(1, 7)]
+        series = tuple(
+            one.model_copy(update={"metrics": {"accuracy": [0.3, 0.1, 0.2][one.step % 3]}}) for one in points
+        )
+        written.report(job, RUNNING, series=series)
+    ids = ",".join(job.id for job in jobs)
+    reader.look(width=1400)
+    accuracies = [0.1, 0.2, 0.3, 0.1, 0.2, 0.3]
+    for chart, address in (("curves", f"/jobs/{jobs[0].id}?"), ("chart", f"/compare?jobs={ids}&")):
+        reader.open("about:blank")
+        reader.open(f"{written.url}{address}#tab=curves")
+        drawn = f"document.getElementById('{chart}').data?.find(({{yaxis}}) => yaxis === 'y')"
+        reader.until(lambda: reader.run(drawn), f"the curves of {address}")  # noqa: B023
+        reader.click("#axis option[value='metrics.accuracy']")
+        reader.until(lambda: reader.run(f"{drawn}.x") == accuracies, "the metric as axis")  # noqa: B023
+        assert reader.run(f"document.getElementById('{chart}').layout.xaxis.title.text") == "accuracy"
+        reader.run("location.reload()")
+        reader.until(lambda: reader.run(f"{drawn}?.x") == accuracies, "the same view again")  # noqa: B023
+        assert "axis=metrics.accuracy" in reader.run("location.search")
+
+    reader.open(f"{written.url}/workspace")
+    label = "document.querySelector('.panel canvas')?.getAttribute('aria-label')"
+    reader.until(lambda: reader.count("#axis option[value='metric.accuracy']"), "the metric is offered")
+    reader.click("#axis option[value='metric.accuracy']")
+    words = "loss over metric.accuracy: 2 curves, from 0.1 to 0.3"
+    reader.until(lambda: reader.run(label) == words, words)
+    address = reader.run("location.href")
+    reader.open("about:blank")
+    reader.open(address)
+    reader.until(lambda: reader.run(label) == words, "the same view again")
+    assert reader.run("document.getElementById('axis').value") == "metric.accuracy"
     assert reader.complaints() == []
 
 

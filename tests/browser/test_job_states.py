@@ -36,7 +36,7 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
 ) -> None:
     failed = _failed(written)
     _open(reader, written, failed)
-    assert reader.run(ACTIONS) == ["retry", "extend", "continue", "again", "export", "delete"]
+    assert reader.run(ACTIONS) == ["retry", "extend", "continue", "again", "export", "rename", "delete"]
     _do(reader, "again", "A new job with the same spec")
     reader.until(lambda: failed.id not in reader.run("location.pathname"), "the page of the new job")
     reader.sees("#title", "QUEUED")
@@ -48,7 +48,7 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     reader.sees("#title", "QUEUED")
     done = _done(written)
     _open(reader, written, done)
-    assert reader.run(ACTIONS) == ["extend", "continue", "again", "export", "delete"]
+    assert reader.run(ACTIONS) == ["extend", "continue", "again", "export", "rename", "delete"]
     reader.click('[data-action="extend"]')
     reader.fill("#dialog-value", "50")
     reader.sees("#dialog-words", "More than the 100 steps that are done.")
@@ -196,7 +196,7 @@ def test_the_browser_says_when_a_job_ends_if_it_was_asked_for(reader: Browser, w
     written.train(job)
     reader.driver.execute_cdp_cmd("Browser.grantPermissions", {"origin": written.url, "permissions": ["notifications"]})
     _open(reader, written, job)
-    reader.sees("#notify", "Notify me at the end")
+    reader.sees("#notify", "Notify me")
     reader.run(
         "(window.said = [], window.Notification = class extends Notification {"
         " constructor(title, more) { super(title, more); window.said.push([title, more.body]) } }, 1)"
@@ -211,6 +211,35 @@ def test_the_browser_says_when_a_job_ends_if_it_was_asked_for(reader: Browser, w
     reader.until(lambda: not reader.run("document.querySelector('#notify').checkVisibility()"), "no button any more")
     reader.driver.execute_cdp_cmd("Browser.resetPermissions", {})
     assert reader.complaints() == []
+
+
+def test_an_alert_is_set_in_the_page_told_once_by_the_browser_and_shown(reader: Browser, written: Service) -> None:
+    job = written.add_job(name="watched")
+    written.train(job)
+    reader.driver.execute_cdp_cmd("Browser.grantPermissions", {"origin": written.url, "permissions": ["notifications"]})
+    _open(reader, written, job)
+    reader.click("[data-action=alerts]")
+    for text in ("los > 10", "loss > 10"):  # the first is refused, with the names that are near
+        reader.fill("#dialog-value", text)
+        reader.click("#confirm")
+        reader.until(lambda: not reader.run("document.querySelector('#confirm').disabled"), "an answer")
+        if text == "los > 10":
+            reader.sees("#dialog-error", "there is no 'los'; near it are loss")
+    reader.sees("#facts", "Alert loss > 10")
+    reader.run(
+        "(window.said = [], window.Notification = class extends Notification {"
+        " constructor(title, more) { super(title, more); window.said.push([title, more.body]) } }, 1)"
+    )
+    reader.click("#notify")
+    reader.sees("#notify-said", "Keep this page open in a tab.")
+    first = written.store.get_job(job.id).status.step + 1
+    for step, loss in enumerate([12.0, 13.0], start=first):
+        written.report(job, RUNNING, series=(point(step, loss),))
+    reader.sees("#facts", f"since step {first}")
+    reader.until(lambda: reader.run("window.said.length"), "the notification")
+    assert reader.run("window.said") == [["watched: loss > 10", f"Since step {first}."]]
+    reader.driver.execute_cdp_cmd("Browser.resetPermissions", {})
+    assert all("422" in text for text in reader.complaints())
 
 
 def test_a_spec_is_shown_and_downloaded_as_yaml_with_what_was_set(reader: Browser, written: Service) -> None:

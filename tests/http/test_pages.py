@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from kit.requirements import require
@@ -100,7 +101,7 @@ def _modules(name: str, seen: set[str]) -> set[str]:
 
 
 def _ids(script: str) -> set[str]:
-    return set(re.findall(r'(?:\$|fill)\("([\w-]+)"', script))
+    return set(re.findall(r'(?:\$|fill|fillFacts|rows|say)\(\s*"([\w-]+)"', script))
 
 
 @pytest.mark.parametrize("path", SCRIPTS)
@@ -133,6 +134,16 @@ def test_a_job_has_its_own_address_and_an_unknown_one_is_not_found(service: Any,
     assert service.http.get(f"/jobs/{job.id}").status_code == 200
     unknown = service.http.get("/jobs/job-0")
     assert unknown.status_code == 404 and "text/html" in unknown.headers["content-type"]
+
+
+def test_the_page_of_a_job_leads_to_its_dashboard_if_the_server_has_a_grafana(serve: Any, service: Any) -> None:
+    url, _ = serve(grafana_url="https://graphs.example.org/g/")
+    pages = [httpx.get(f"{base}/jobs/job-0", headers=dict(service.http.headers)) for base in (url, service.url)]
+    linked, plain = (re.findall(r"<a [^>]*>Grafana</a>", page.text) for page in pages)
+    assert linked == ['<a href="https://graphs.example.org/g/d/shoal-job?var-job=job-0">Grafana</a>']
+    assert plain == [] and 'id="grafana"' not in pages[1].text
+    assert pages[0].headers["etag"] != pages[1].headers["etag"]
+    assert json.loads((Path(__file__).parents[2] / "deploy/grafana/job.json").read_text())["uid"] == "shoal-job"
 
 
 def test_every_state_has_a_colour_and_running_is_not_that_of_succeeded() -> None:

@@ -264,11 +264,19 @@ def test_a_run_that_has_diverged_is_found_by_its_whole_curve(store: Store, submi
         }
         points = tuple(SeriesPoint(step=step, loss=loss, **rest) for step, loss in enumerate(losses, start=1))
         begin(ids[name]).report(series=points)
+    stopped = submit(name="stopped", retry={"max_failures": 0})
+    attempt = begin(stopped)
+    attempt.report(series=(SeriesPoint(step=1, loss=4.0, **rest),), status_step=1)
+    attempt.report(status_step=1, end=AttemptEnd(reason=EndReason.NON_FINITE, message="step 2: loss nan", step=1))
+    ids["stopped"] = stopped
     cases = {
         "max(loss) > 100": ["spiked"],
         "min(loss) <= 2 and MAX( loss ) < 100": ["calm", "late"],
-        "first(step where loss is nan)": ["diverged"],
+        "first(step where loss is nan)": ["diverged", "stopped"],
         "first(step where loss is nan) == 3": ["diverged"],
+        "first(step where loss is nan) == 2": ["stopped"],
+        "first(step where grad_norm is nan) == 2": ["stopped"],
+        "first(step where lr is nan)": [],
         "not max(loss) > 0": ["silent", "waits"],
         "max(val_loss) == null": list(ids),
     }

@@ -54,6 +54,7 @@ PANELS: dict[str, dict[str, str]] = {
         "rename": "control.rename",
         "label": "control.label",
         "annotate": "control.annotate",
+        "alert": "control.alert",
         "archive": "several.archive",
         "unarchive": "several.unarchive",
         "delete": "several.delete",

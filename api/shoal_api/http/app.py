@@ -92,6 +92,7 @@ def create_app(
     profiles: Mapping[str, HardwareProfile] = PROFILES,
     warnings: Callable[[], tuple[str, ...]] = tuple,
     exposure: str = "",
+    grafana_url: str = "",
     allowed_hosts: frozenset[str] = frozenset(),
     limits: Limits = Limits(),  # noqa: B008
     issuer: Issuer | None = None,
@@ -110,6 +111,7 @@ def create_app(
         profiles: the hardware that the planner knows, by name.
         warnings: shown by /readyz.
         exposure: what the code of jobs can read of the service, shown on the page; empty: nothing.
+        grafana_url: Grafana with the dashboards of deploy/grafana, to which the page of a job leads; empty: none.
         issuer: of JWTs that are accepted beside tokens.
         limits: how much one principal may ask.
         places: what the paths and URLs of a spec may name.
@@ -133,6 +135,7 @@ def create_app(
         profiles=profiles,
         warnings=warnings,
         exposure=exposure,
+        grafana_url=grafana_url,
         places=places,
         webhooks=webhooks,
     )

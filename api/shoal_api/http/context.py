@@ -78,6 +78,7 @@ class Context:
     memory."""
     exposure: str = ""
     """What the code of jobs can read of the service, in words; empty: nothing that is not its own."""
+    grafana_url: str = ""
     places: AllowedPlaces = EVERYWHERE
     """What the paths and URLs of a spec may name."""
     webhooks: WebhookRules = UNRESTRICTED

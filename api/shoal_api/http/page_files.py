@@ -61,7 +61,12 @@ def served(name: str) -> tuple[bytes, str]:
         body = sources()[name]
         if name.endswith(".html"):
             body = _with_addresses(name)
-    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+    return body, tag_of(body)
+
+
+def tag_of(body: bytes) -> str:
+    """Return the ETag of a body."""
+    return f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
 
 @cache

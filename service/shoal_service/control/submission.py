@@ -26,6 +26,7 @@ from shoal_service.control.market.build import curve_of, sizes_of
 from shoal_service.control.planning import measured_profile
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.control.webhooks import check_webhooks
+from shoal_service.core.alerts import check_alerts
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ACTIVE
 from shoal_service.core.nodes import Node
@@ -102,6 +103,7 @@ def patch(
     Raises:
         JobNotFound, JobEnded, PreconditionFailed, RequestConflict, SpecError, CodeUnknown
     """
+    check_alerts(changes.alerts or ())
     code = changes.code
     if code is not None and code.archive is not None:
         _require_code(store, code.archive)
@@ -124,6 +126,7 @@ def check_spec(spec: JobSpec, places: AllowedPlaces, webhooks: WebhookRules) -> 
     check_checkpoint_url(spec)
     check_places(spec, places, os.path.realpath)
     check_webhooks(spec, webhooks)
+    check_alerts(spec.alerts)
 
 
 def submit(

@@ -178,7 +178,8 @@ class JobEdit:
             thin_events(self.tx, self.job.num, before=self.job.event_seq, last=columns["event_seq"])
             self._lines.extend(_line_of(event) for event in self._events)
         if self._lines:
-            columns["log_seq"] = _append_lines(self.tx, self.job.num, self.job.log_seq, self._lines)
+            attempt = columns.get("attempt", self.job.attempt)
+            columns["log_seq"] = _append_lines(self.tx, self.job, attempt, self._lines)
         if not columns:
             return None
         sample = self._sample(columns.get("granted_workers", self.job.granted_workers))
@@ -229,12 +230,12 @@ def _update(columns: tuple[str, ...]) -> Update:
     return update(jobs).where(jobs.c.num == bindparam(_JOB_NUM)).values(values)
 
 
-def _append_lines(tx: Transaction, job_num: int, log_seq: int, lines: Sequence[PendingLog]) -> int:
-    """Stores lines after number `log_seq`, and deletes the oldest beyond MAX_LOG_LINES. Returns the last number."""
-    last = log_seq + len(lines)
+def _append_lines(tx: Transaction, job: JobRecord, attempt: int, lines: Sequence[PendingLog]) -> int:
+    """Stores lines of an attempt, and deletes the oldest beyond MAX_LOG_LINES. Returns the number of the last."""
+    job_num, last = job.num, job.log_seq + len(lines)
     kept = sorted(lines, key=lambda line: line.at)[-MAX_LOG_LINES:]
     first = last - len(kept) + 1
-    tx.execute(insert(logs), [_log_row(job_num, first + i, line) for i, line in enumerate(kept)])
+    tx.execute(insert(logs), [_log_row(job_num, attempt, first + i, line) for i, line in enumerate(kept)])
     if last > MAX_LOG_LINES:
         tx.execute(delete(logs).where(logs.c.job_num == job_num, logs.c.seq <= last - MAX_LOG_LINES))
     return last
@@ -246,7 +247,7 @@ def _line_of(event: Mapping[str, Any]) -> PendingLog:
     return PendingLog(at=event["at"], rank=None, worker_id="", stream=LogStream.SHOAL, text=message)
 
 
-def _log_row(job_num: int, seq: int, line: PendingLog) -> dict[str, Any]:
+def _log_row(job_num: int, attempt: int, seq: int, line: PendingLog) -> dict[str, Any]:
     return {
         "job_num": job_num,
         "seq": seq,
@@ -255,6 +256,7 @@ def _log_row(job_num: int, seq: int, line: PendingLog) -> dict[str, Any]:
         "worker_id": plain_text(line.worker_id)[:128],
         "stream": line.stream.value,
         "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
+        "attempt": attempt,
     }
 
 

@@ -87,11 +87,11 @@ def read_logs(
     if after is not None:
         query = query.where(logs.c.seq > after)
     if tail is None:
-        rows = tx.execute(query.order_by(logs.c.seq).limit(limit)).all()
+        rows = tx.execute(query.order_by(logs.c.seq).limit(limit)).mappings().all()
     else:
-        newest = tx.execute(query.order_by(logs.c.seq.desc()).limit(min(tail, limit))).all()
+        newest = tx.execute(query.order_by(logs.c.seq.desc()).limit(min(tail, limit))).mappings().all()
         rows = newest[::-1]
-    return [LogView(seq=r.seq, at=r.at, rank=r.rank, worker_id=r.worker_id, stream=r.stream, text=r.text) for r in rows]
+    return [LogView.model_validate({name: row[name] for name in LogView.model_fields}) for row in rows]
 
 
 def read_series(

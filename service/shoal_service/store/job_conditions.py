@@ -20,7 +20,7 @@ from typing import Any, assert_never
 
 from sqlalchemy import JSON, ColumnElement, Double, String, and_, case, cast, func, literal, not_, or_, select, true
 
-from shoal_service.core.where.fields import Field, JobDocuments, Kind, Source, value_of
+from shoal_service.core.where.fields import FACTS, Field, JobDocuments, Kind, Source, value_of
 from shoal_service.core.where.language import (
     LABEL_NUMBER,
     AllOf,
@@ -36,6 +36,7 @@ from shoal_service.core.where.language import (
 from shoal_service.store.database import Transaction
 from shoal_service.store.records import fields_of
 from shoal_service.store.tables import job_labels, job_specs, jobs, queue_places, series
+from shoal_workers.contract import EndReason
 
 _Sql = ColumnElement[Any]
 _SPEC = (
@@ -45,6 +46,8 @@ _SPEC = (
     .scalar_subquery()
 )
 _QUEUE = select(queue_places.c.position).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
+_REFUSED = frozenset({"loss", "grad_norm"})
+"""Columns of which one is not finite in the step at which a job stops for that reason; the step has no row."""
 _TEXTS = frozenset({Kind.TEXT, Kind.STATE})
 _PLAIN = re.compile(r"[A-Za-z0-9 ._:=-]*")
 """A text that JSON has as it is, so a value that holds it is in a document that holds it."""
@@ -73,7 +76,7 @@ def values_of(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) ->
     for row in tx.execute(select(job_labels).where(job_labels.c.job_num.in_(nums))):
         labels[row.job_num][row.key] = row.value
     found = {}
-    over_steps = [_over_steps(field).label(field.name) for field in columns if field.source is Source.SERIES]
+    over_steps = [_Values(tx).over_steps(field).label(field.name) for field in columns if field.source is Source.SERIES]
     query = select(jobs, _SPEC.label("spec"), _QUEUE.label("queue_position"), *over_steps).where(jobs.c.num.in_(nums))
     for row in tx.execute(query):
         job = JobDocuments(
@@ -178,7 +181,7 @@ class _Values:
             case Source.QUEUE:
                 return _QUEUE.is_not(None)
             case Source.SERIES:
-                return _over_steps(field).is_not(None)
+                return self.over_steps(field).is_not(None)
             case Source.LABEL:
                 return _label(field.path[0]).is_not(None)
             case Source.STATUS | Source.SETTING:
@@ -213,7 +216,7 @@ class _Values:
             case Source.QUEUE:
                 return _QUEUE
             case Source.SERIES:
-                return _over_steps(field)
+                return self.over_steps(field)
             case Source.LABEL:
                 label = _label(field.path[0])
                 return case((label.regexp_match(LABEL_NUMBER), cast(label, Double)))
@@ -235,6 +238,23 @@ class _Values:
             return case((json_type == "true", 1), (json_type == "false", 0))
         text = self._json_value(field)
         return case((self._json_type(field) == "boolean", case((text == "true", 1), else_=0)))
+
+    def over_steps(self, field: Field) -> _Sql:
+        """The value over all steps of a row of `jobs`. A step whose value is not finite has NULL, as has one of a
+        script that has not reported it, so `first` looks behind the first value only. A job that ended at a step that
+        was not finite has completed the one before. Reads every step of the job."""
+        function, name = field.path
+        column, of_job = series.c[name], series.c.job_num == jobs.c.num
+        if function != "first":
+            value = func.max(column) if function == "max" else func.min(column)
+            return select(value).where(of_job).correlate(jobs).scalar_subquery()
+        begins = select(func.min(series.c.step)).where(of_job, column.is_not(None)).correlate(jobs).scalar_subquery()
+        where = (of_job, column.is_(None), series.c.step > begins)
+        stored = select(func.min(series.c.step)).where(*where).correlate(jobs).scalar_subquery()
+        if name not in _REFUSED:
+            return stored
+        stopped = self._text(FACTS["reason"]) == EndReason.NON_FINITE.value
+        return func.coalesce(stored, case((stopped, self._number(FACTS["step"]) + 1)))
 
     @property
     def _is_sqlite(self) -> bool:
@@ -268,16 +288,3 @@ def _label(name: str) -> _Sql:
         .correlate(jobs)
         .scalar_subquery()
     )
-
-
-def _over_steps(field: Field) -> _Sql:
-    """The value over all steps of a row of `jobs`. A step whose value is not finite has NULL, as has one of a script
-    that has not reported it, so `first` looks behind the first value only. Reads every step of the job."""
-    function, name = field.path
-    column, of_job = series.c[name], series.c.job_num == jobs.c.num
-    if function != "first":
-        value = func.max(column) if function == "max" else func.min(column)
-        return select(value).where(of_job).correlate(jobs).scalar_subquery()
-    begins = select(func.min(series.c.step)).where(of_job, column.is_not(None)).correlate(jobs).scalar_subquery()
-    where = (of_job, column.is_(None), series.c.step > begins)
-    return select(func.min(series.c.step)).where(*where).correlate(jobs).scalar_subquery()

@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from shoal_service.core import alerts
 from shoal_service.core.endings import ENDINGS, AttemptEnd, FailureRecord, RetryDecision, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
 from shoal_service.core.lifecycle import is_outdated_end
@@ -215,6 +216,7 @@ def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
             "goodput": newest_goodput(job.status.goodput, reported.goodput),
             "best": reported.best or job.status.best,
             "lost": None if reports.series else job.status.lost,
+            "alerts": _follow_alerts(edit, reports),
             "reason": job.status.reason,
             "message": job.status.message,
             "deadline": None,
@@ -230,6 +232,17 @@ def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
     if standing.state is reported.state:  # else it reported before it knew of a request, and its message is outdated
         edit.describe(reason=reported.reason, message=reported.message, deadline=reported.deadline)
     return True
+
+
+def _follow_alerts(edit: JobEdit, reports: SupervisorReports) -> tuple[alerts.AlertView, ...]:
+    """Looks at the new steps of the reports, and writes an event for each alert that began to hold."""
+    points = reports.series if reports.seq > edit.job.pulled_seq else ()
+    if reports.end is not None and reports.end.reason is EndReason.NON_FINITE:
+        points = (*points, alerts.refused_step(reports.end.step + 1, edit.now))
+    followed, events = alerts.follow(edit.job.status.alerts, points)
+    for event in events:
+        edit.event(event)
+    return followed
 
 
 def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Executable, delete, insert, select
 
+from shoal_service.core import alerts
 from shoal_service.core.desired import Desired
 from shoal_service.core.events import (
     JobArchived,
@@ -85,7 +86,13 @@ def create(
     spec = checkpoint_rows.resolved(tx, spec)
     document, origin = spec.model_dump_json(), spec.continue_from
     start_step = (origin.step or 0) if origin is not None else 0
-    status = JobStatus(message="Waiting for the scheduler.", note=note, goodput=Goodput(at=now), step=start_step)
+    status = JobStatus(
+        message="Waiting for the scheduler.",
+        note=note,
+        goodput=Goodput(at=now),
+        step=start_step,
+        alerts=alerts.begin(spec.alerts),
+    )
     row = {
         "id": job_id,
         "name": spec.name,
@@ -169,6 +176,7 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
         if job.state is JobState.QUEUED:
             edit.book()  # account the time until now with the old number of workers
         edit.set(spec_version=version, name=after.name, priority=after.priority)
+        edit.describe(alerts=alerts.begin(after.alerts, job.status.alerts))
         if changes.model_fields_set != {"worker"}:
             edit.event(JobPatched(spec_version=version, **access.by(), **_event_fields(changes)))
         if after.worker.cluster != before.worker.cluster:
@@ -376,6 +384,8 @@ def _apply_patch(spec: JobSpec, changes: JobPatch) -> JobSpec:
     if changes.labels is not None:
         _require_label_of_sweep(spec, changes.labels)
         data["labels"] = merged_labels(spec.labels, changes.labels)
+    if changes.alerts is not None:
+        data["alerts"] = changes.alerts
     if changes.annotations is not None:
         data["annotations"] = merged_labels(spec.annotations, changes.annotations)
     return parse_spec(data)

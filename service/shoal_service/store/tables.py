@@ -256,6 +256,7 @@ logs = Table(
     Column("worker_id", String(128), nullable=False),
     Column("stream", String(16), nullable=False),
     Column("text", Text, nullable=False),
+    Column("attempt", Integer, nullable=True),  # null: stored by a release that did not keep it
     PrimaryKeyConstraint("job_num", "seq"),
     sqlite_with_rowid=False,
 )

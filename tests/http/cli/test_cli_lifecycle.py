@@ -66,6 +66,20 @@ def test_labels_and_annotations_are_set_removed_and_shown(shoal: Any, service: A
     assert shoal("annotate", job.id, "--json").json()["spec"]["annotations"] == {"why": "Is 3e-4 too much?"}
 
 
+def test_alerts_are_set_shown_and_taken_away_and_a_wrong_one_names_its_mistake(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    assert shoal("alert", job.id).out.splitlines()[1:] == ["no alerts"]
+    assert shoal("alert", job.id, "loss > 10", "max(grad_norm) > 100").out.splitlines()[1:] == [
+        "loss > 10: not yet",
+        "max(grad_norm) > 100: not yet",
+    ]
+    assert "loss > 10: not yet" in shoal("show", job.id).out
+    refused = shoal("alert", job.id, "los > 10")
+    assert refused.code != 0 and "there is no 'los'; near it are loss" in refused.err
+    assert service.store.get_job(job.id).spec.alerts == ("loss > 10", "max(grad_norm) > 100")
+    assert shoal("alert", job.id, "--clear").out.splitlines()[1:] == ["no alerts"]
+
+
 def test_a_label_without_a_value_and_one_given_twice_are_refused(shoal: Any, service: Any) -> None:
     job = service.add_job()
     bare = shoal("label", job.id, "team")

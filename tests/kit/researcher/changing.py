@@ -187,3 +187,12 @@ def rename(person: Person, service: Service) -> None:
     person.click("Rename")
     person.sees("best-of-may", "#title")
     assert len(_jobs(service, "best-of-may")) == 1
+
+
+@task("Be told when a metric crosses a bound", CHANGING)
+def set_an_alert(person: Person, service: Service) -> None:
+    person.click("struck")
+    person.click("Alerts")
+    person.fill("Conditions, one a line: loss > 10", "loss > 10")
+    person.click("Set alerts")
+    person.sees("Alert loss > 10", "#facts")

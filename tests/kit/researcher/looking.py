@@ -310,7 +310,7 @@ def notify_at_the_end(person: Person, service: Service) -> None:
     permission = {"origin": service.url, "permissions": ["notifications"]}
     person.browser.driver.execute_cdp_cmd("Browser.grantPermissions", permission)
     person.click("struck")
-    person.click("Notify me at the end")
+    person.click("Notify me")
     person.sees("Keep this page open in a tab.", "#notify-said")
 
 

@@ -19,9 +19,13 @@ import pytest
 
 from kit.webhooks import HANG, SECRET, SECRET_NAME, Message, Receiver, config_of, delivering
 from shoal_service.control.webhooks import SlotLimits
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.core.webhooks import UNRESTRICTED, ServiceWebhook, WebhookRules
-from shoal_service.store import Lease, Store, driving, histories
+from shoal_service.reports import SupervisorReports
+from shoal_service.store import Lease, Store, driving, histories, reporting
+from shoal_service.views import JobStatus
+from shoal_workers.contract import JobState
 
 Submit = Callable[..., str]
 Reach = Callable[..., Any]
@@ -71,6 +75,25 @@ def test_selected_events_arrive_once_in_order_and_signed(
         reach_count(tallies, "jobs", "delivered", 5)
     assert tallies.outcomes.values()["jobs", "delivered"] == 5
     assert tallies.seconds.values()[("jobs",)].count == 5
+
+
+def test_an_alert_arrives_once_and_the_steps_after_it_send_nothing(store: Store, owned: Lease, submit: Submit) -> None:
+    with Receiver() as receiver, delivering(store, config_of(), lambda: owned):
+        job_id = submit(alerts=["loss > 10"], webhooks=[hook_to(receiver, "alert.*", RESTARTED)])
+        store.writing(driving.begin_attempt, owned.epoch)(job_id, workers=1, now=time.time())
+        for seq, loss in enumerate([2.0, 11.0, 12.0], start=1):
+            rest = {"grad_norm": 1.0, "lr": 1.0, "tokens_per_s": 1.0, "step_s": 1.0, "world_size": 1, "generation": 1}
+            reports = SupervisorReports(
+                attempt=1,
+                seq=seq,
+                status=JobStatus(state=JobState.RUNNING, attempt=1, step=seq, loss=loss),
+                series=(SeriesPoint(step=seq, at=time.time(), loss=loss, **rest),),
+            )
+            store.writing(reporting.apply, owned.epoch)(job_id, reports, now=time.time())
+        record(store, owned, job_id, 1)
+        alert, _ = receiver.wait(2)
+        assert receiver.types() == ["alert.raised", RESTARTED]
+        assert alert.body["data"] == {"condition": "loss > 10", "step": 2, "values": {"loss": 11.0}}
 
 
 def test_an_event_is_repeated_with_its_id_until_the_receiver_accepts_it_and_the_later_ones_wait(

@@ -58,7 +58,7 @@ from shoal_workers.contract.placing import (
 )
 from shoal_workers.contract.schedules import ScheduleSpec
 from shoal_workers.contract.user_code import CodeSpec, LoopSpec, ProgramFile, ScriptSpec, Secrets
-from shoal_workers.contract.webhooks import MAX_WEBHOOKS, WebhookSpec
+from shoal_workers.contract.webhooks import MAX_WEBHOOKS, Alerts, WebhookSpec
 
 
 class StopSpec(Frozen):
@@ -404,6 +404,9 @@ class JobSpec(Frozen):
     """Few nodes with many of the job's workers each (pack), or many nodes (spread)."""
     webhooks: tuple[WebhookSpec, ...] = Field((), max_length=MAX_WEBHOOKS)
     """Receivers of the job's events, at most 8; see docs/webhooks.md. The secrets that sign are the service's."""
+    alerts: Alerts = Field((), exclude_if=lambda value: not value)
+    """Conditions over metrics, at most 8: `["loss > 10", "max(grad_norm) > 100"]`. When one begins to hold, the job has
+    an event, which webhooks, mail, chat and the page tell; see docs/webhooks.md."""
     metrics: MetricsSpec = MetricsSpec()
     media: MediaSpec = Field(MediaSpec(), exclude_if=lambda value: value == MediaSpec())
     outputs: OutputsSpec = Field(OutputsSpec(), exclude_if=lambda value: value == OutputsSpec())

@@ -23,6 +23,8 @@ _EVENT_PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
 _WEBHOOK_URL = whole(r"apprise:|[hH][tT][tT][pP][sS]?://[^\s@/?#\\]+([/?#][!-~]*)?")
 APPRISE = "apprise:"
 """The `url` of a webhook for mail or chat. Its secret is then the URL of the account or chat, as apprise writes it."""
+Alerts = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=500)], ...], Field(max_length=8)]
+"""Conditions over metrics. The control plane reads them: it has the language (`core/where`)."""
 EventPattern = Annotated[str, Field(max_length=64, json_schema_extra={"pattern": whole(_EVENT_PATTERN.pattern)})]
 
 
@@ -37,7 +39,7 @@ class WebhookSpec(Frozen):
     url: str = Field(max_length=2048, json_schema_extra={"pattern": _WEBHOOK_URL})
     """Address of the receiver, http or https, without a user name and a password. Redirects are not followed. Or
     `apprise:`, for mail and chat: `secret` then names the apprise URL."""
-    events: tuple[EventPattern, ...] = Field(("job.state", "incident.*"), min_length=1, max_length=64)
+    events: tuple[EventPattern, ...] = Field(("job.state", "incident.*", "alert.*"), min_length=1, max_length=64)
     """Types of events (docs/reference/events.md); `incident.*` is every type that begins so, `*` every type."""
     secret: str = Field(max_length=96, json_schema_extra={"pattern": whole(_WEBHOOK_SECRET.pattern)})
     """Where the service finds the secret that signs, or the apprise URL: `env:SHOAL_WEBHOOK_SECRET_NAME`, an

@@ -1,5 +1,5 @@
-"""Commands that change a job or its checkpoints: scale, relayout, update, extend, retry, label, annotate, rename; pin,
-verify and delete a checkpoint.
+"""Commands that change a job or its checkpoints: scale, relayout, update, extend, retry, label, annotate, alert,
+rename; pin, verify and delete a checkpoint.
 
 `scale` and `relayout` print what the change will do, the others the state after it. Labels and annotations are written
 as for `kubectl`: NAME=VALUE sets, NAME- removes. `several.py` has those that may change many jobs at once.
@@ -17,7 +17,14 @@ from pydantic import ValidationError
 from shoal_api.cli.commands.several import JobSelection, change_each
 from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import JobArgument, WhereOption, YesFlag, given
-from shoal_api.cli.render.jobs import change_page, checkpoints_table, job_line, next_workers, verification_line
+from shoal_api.cli.render.jobs import (
+    change_page,
+    checkpoints_table,
+    describe_alert,
+    job_line,
+    next_workers,
+    verification_line,
+)
 from shoal_api.cli.session import Session, command
 from shoal_api.client import ApiError
 from shoal_service.control.code_archive import CodeArchiveError
@@ -285,6 +292,26 @@ def annotate(session: Session, job: JobArgument, changes: ChangesArgument = None
     """Change annotations of a job, also of one that has ended: `shoal annotate JOB why="Is 3e-4 too much?"`."""
     annotations = parse_changes("annotate", changes or [])
     _show_keys(session, job, JobPatch(annotations=annotations) if annotations else None, "annotations")
+
+
+@command()
+def alert(
+    session: Session,
+    job: JobArgument,
+    conditions: Annotated[list[str] | None, typer.Argument(metavar="CONDITION", help="Such as 'loss > 10'.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Take all alerts away.")] = False,
+) -> None:
+    """Set the alerts of a job: `shoal alert JOB 'loss > 10' 'max(grad_norm) > 100'`. They replace those before;
+    without any, show them."""
+    if clear and conditions:
+        raise CliError("alert takes conditions or --clear, not both", hint="shoal alert JOB 'loss > 10'")
+    job_id = session.job_id(job)
+    if conditions or clear:
+        view = session.client.patch(job_id, JobPatch(alerts=tuple(conditions or ())))
+    else:
+        view = session.client.job(job_id)
+    lines = [describe_alert(alert) for alert in view.status.alerts] or ["no alerts"]
+    session.show(view, "\n".join([job_line(view), *lines]))
 
 
 @command()

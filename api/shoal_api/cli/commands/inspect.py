@@ -15,7 +15,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from shoal_api.answers import log_attempt, log_source
+from shoal_api.answers import log_source
 from shoal_api.cli.errors import CliError, ExitCode, refuse_with
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.output import complete_file
@@ -175,8 +175,8 @@ def logs(
     attempt: int | None = None
     for line in lines:
         has_printed = has_printed or line.stream is not LogStream.SHOAL
-        if not session.output.as_json and (begun := log_attempt(line) or attempt) != attempt:
-            attempt = begun
+        if not session.output.as_json and line.attempt and line.attempt != attempt:
+            attempt = line.attempt
             session.output.line(line, f"--- attempt {attempt} ---", "bold")
         text = f"{clock(line.at)} [{log_source(line)}] {line.text.rstrip()}"
         session.output.line(line, text, "dim" if line.stream is LogStream.SHOAL else "plain")

@@ -28,6 +28,7 @@ from shoal_api.cli.render.terminal import (
     steps,
     worker_bar,
 )
+from shoal_service.core.alerts import AlertView
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.quantities import count_text, duration_text, size_text
@@ -237,6 +238,13 @@ def token_unit(job: JobView) -> str:
     return "samples" if is_plain else "tokens"
 
 
+def describe_alert(alert: AlertView) -> str:
+    """Return an alert, and whether it holds, in one line."""
+    if alert.step is None:
+        return f"{alert.condition}: not yet"
+    return f"{alert.condition}: {'since' if alert.holds else 'not now, last at'} step {alert.step}"
+
+
 def sweep_table(jobs: Sequence[FleetJob]) -> RenderableType:
     """Return the jobs of a sweep with the values that differ between them."""
     names = sorted({name for job in jobs for name in job.labels if name != "sweep"})
@@ -300,6 +308,7 @@ def job_page(
         ("loss", _loss(job, series)),
         ("validation", _validation(job)),
         ("best", _best(job)),
+        ("alerts", "\n".join(describe_alert(alert) for alert in status.alerts)),
         ("metrics", metrics_text(status.metrics)),
         ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
         (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else unknown),

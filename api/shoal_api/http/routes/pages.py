@@ -7,10 +7,12 @@ what they load has its version or digest in its address and is kept by the brows
 from __future__ import annotations
 
 import gzip
+import html
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from starlette.concurrency import run_in_threadpool
@@ -37,6 +39,9 @@ _OWN = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+_DASHBOARD = "shoal-job"
+"""The uid of the dashboard of a job (tools/grafana/job.py)."""
+_GRAFANA = b'<a id="grafana"></a>'
 _KEPT = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
 _MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 PAGES = {
@@ -83,7 +88,13 @@ async def _job_page(request: Request, context: AppContext, job_id: JobId) -> Res
         status = 200
     except JobNotFound:
         status = 404
-    return _answer(request, "job.html", status)
+    return _answer(request, "job.html", status, _with_grafana(context.grafana_url, job_id))
+
+
+def _with_grafana(url: str, job_id: str) -> Callable[[bytes], bytes]:
+    """Return what makes the hidden link of the page one to the job's dashboard, if there is a Grafana."""
+    link = f'<a href="{html.escape(url.rstrip("/"))}/d/{_DASHBOARD}?var-job={quote(job_id)}">Grafana</a>'
+    return lambda body: body.replace(_GRAFANA, link.encode() if url else b"")
 
 
 def _own(name: str):  # type: ignore[no-untyped-def]
@@ -93,8 +104,13 @@ def _own(name: str):  # type: ignore[no-untyped-def]
     return own
 
 
-def _answer(request: Request, name: str, status: int = 200) -> Response:
+def _answer(
+    request: Request, name: str, status: int = 200, complete: Callable[[bytes], bytes] | None = None
+) -> Response:
     body, tag = page_files.served(name)
+    if complete is not None:
+        body = complete(body)
+        tag = page_files.tag_of(body)
     headers = {**_OWN, "ETag": tag}
     if status == 200 and request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)

@@ -1,6 +1,6 @@
 // Who one is, the end of the session, and API tokens: make one, see when it was used, revoke it. The service shows a token once.
 // Admins have the tokens of all here; a person those of the same user, and makes some that end with the person's own; a program its own.
-import { $, element, facts, fill, row } from "./dom.js";
+import { $, button, element, facts, rows } from "./dom.js";
 import { request } from "./api.js";
 import { ask } from "./dialog.js";
 import { moment } from "./format.js";
@@ -92,36 +92,29 @@ function show() {
     (token) => ($("ended").checked || !isOver(token)) && (!$("mine").checked || isMine(token)),
   );
   $("tokenless").hidden = shown.length > 0;
-  fill(
-    "tokens",
-    shown.map((token) =>
-      row([
-        element("td", [token.name, ...(token.personal ? [" ", element("span", "personal", { class: "badge" })] : [])], {
-          class: "title",
+  rows("tokens", shown, (token) => [
+    element("td", [token.name, ...(token.personal ? [" ", element("span", "personal", { class: "badge" })] : [])], {
+      class: "title",
+    }),
+    element("code", token.id),
+    token.role,
+    token.projects ? token.projects.join(", ") : "all",
+    moment(token.created_at),
+    token.created_by,
+    moment(token.last_used_at),
+    token.revoked_at !== null
+      ? `revoked ${moment(token.revoked_at)}`
+      : token.expires_at === null
+        ? "never"
+        : moment(token.expires_at),
+    isOver(token)
+      ? ""
+      : button("Revoke", () => revoke(token), {
+          class: "danger",
+          "data-token": token.id,
+          "aria-label": `Revoke the token ${token.name}`,
         }),
-        element("code", token.id),
-        token.role,
-        token.projects ? token.projects.join(", ") : "all",
-        moment(token.created_at),
-        token.created_by,
-        moment(token.last_used_at),
-        token.revoked_at !== null
-          ? `revoked ${moment(token.revoked_at)}`
-          : token.expires_at === null
-            ? "never"
-            : moment(token.expires_at),
-        isOver(token)
-          ? ""
-          : element("button", "Revoke", {
-              type: "button",
-              class: "danger",
-              "data-token": token.id,
-              "aria-label": `Revoke the token ${token.name}`,
-              click: () => revoke(token),
-            }),
-      ]),
-    ),
-  );
+  ]);
 }
 
 function revoke(token) {

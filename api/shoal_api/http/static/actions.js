@@ -1,11 +1,12 @@
 // The buttons of a job. Each says what will happen and what it costs before it does anything.
-import { $, element, fill } from "./dom.js";
-import { ask, refresh } from "./dialog.js";
+import { $, button, element, fill } from "./dom.js";
+import { ask, field, refresh } from "./dialog.js";
 import { jobPath, request } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
 import { ENDED } from "./states.js";
 import { about } from "./clusters.js";
 import { exporting } from "./exporting.js";
+import { alerting } from "./notify.js";
 import { continued, form, newJobWords, submitNew, submittable } from "./new_job.js";
 
 let shown = null;
@@ -32,6 +33,7 @@ export function showActions(state) {
           ...(state.clusters.length > 1 ? ["move"] : []),
           now === "PAUSED" || now === "PAUSING" ? "resume" : "pause",
           ...(RUNNING.has(now) && !isScript() ? ["profile"] : []),
+          "alerts",
           "rename",
           "cancel",
         ]),
@@ -41,11 +43,9 @@ export function showActions(state) {
   fill(
     "actions",
     usable.map((name) =>
-      element("button", ACTIONS[name].title, {
-        type: "button",
+      button(ACTIONS[name].title, () => open(name), {
         class: HARMFUL.has(name) ? "danger" : ENDED.has(now) && name === usable[0] ? "primary" : "",
         "data-action": name,
-        click: () => open(name),
       }),
     ),
   );
@@ -53,14 +53,10 @@ export function showActions(state) {
 
 const HARMFUL = new Set(["cancel", "delete"]);
 const RUNNING = new Set(["STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING"]);
-const field = (attributes) => element("input", null, { id: "dialog-value", ...attributes });
 const ACTIONS = {
   scale: {
     title: "Scale",
-    confirm: "Scale",
-    input: ({ spec }) => [
-      element("label", ["Workers, at most ", field({ type: "number", min: 1, value: spec.elasticity.max_workers })]),
-    ],
+    input: ({ spec }) => [field("Workers, at most", { type: "number", min: 1, value: spec.elasticity.max_workers })],
     words: scaleWords,
     send: (value) =>
       patch({
@@ -72,8 +68,7 @@ const ACTIONS = {
   },
   relayout: {
     title: "Change layout",
-    confirm: "Change layout",
-    input: () => [element("label", ["auto, or degrees such as tp=2 pp=1 ", field({ value: "auto" })])],
+    input: () => [field("auto, or degrees such as tp=2 pp=1", { value: "auto" })],
     words: relayoutWords,
     send: (value) => patch({ parallelism: degrees(value) }),
   },
@@ -81,10 +76,7 @@ const ACTIONS = {
     title: "Priority",
     confirm: "Set priority",
     input: ({ spec }) => [
-      element("label", [
-        "Priority, -1000 to 1000 ",
-        field({ type: "number", min: -1000, max: 1000, value: spec.priority }),
-      ]),
+      field("Priority, -1000 to 1000", { type: "number", min: -1000, max: 1000, value: spec.priority }),
     ],
     words: async (value) =>
       `Priority ${shown.job.spec.priority} becomes ${value}. Jobs of higher priority get workers first, also those of running jobs of lower priority, which then save and wait. Training itself is not touched.`,
@@ -92,13 +84,9 @@ const ACTIONS = {
   },
   profile: {
     title: "Profile",
-    confirm: "Profile",
     input: () => [
-      element("label", ["Rank ", field({ type: "number", min: 0, value: 0 })]),
-      element("label", [
-        "Steps ",
-        element("input", null, { id: "profile-steps", type: "number", min: 1, max: 20, value: 3 }),
-      ]),
+      field("Rank", { type: "number", min: 0, value: 0 }),
+      field("Steps", { id: "profile-steps", type: "number", min: 1, max: 20, value: 3 }),
     ],
     words: async (value) =>
       `From the next step boundary of rank ${value} on, torch's profiler records what it does: ${plural(shown.job.status.workers, "worker")} train on, and no number changes. The profiled steps are slower, and all ranks wait for this one; starting and stopping takes a moment once. The trace is kept beside the checkpoints, the newest 8 of a job.`,
@@ -110,7 +98,6 @@ const ACTIONS = {
   },
   move: {
     title: "Move",
-    confirm: "Move",
     input: ({ spec }) => [
       element("label", ["Cluster ", element("select", destinations(spec.worker.cluster), { id: "dialog-value" })]),
     ],
@@ -119,7 +106,6 @@ const ACTIONS = {
   },
   pause: {
     title: "Pause",
-    confirm: "Pause",
     words: async () =>
       isScript()
         ? `${stops()} Its ${plural(shown.job.status.workers, "worker")} end and their resources are free. Resume puts it back into the queue.`
@@ -128,7 +114,6 @@ const ACTIONS = {
   },
   resume: {
     title: "Resume",
-    confirm: "Resume",
     words: async () =>
       isScript()
         ? "The job returns to the queue. Its script is started again, as soon as there are workers for it."
@@ -137,14 +122,14 @@ const ACTIONS = {
   },
   rename: {
     title: "Rename",
-    confirm: "Rename",
-    input: ({ name }) => [element("label", ["New name ", field({ value: name, spellcheck: "false" })])],
+    input: ({ name }) => [field("New name", { value: name, spellcheck: "false" })],
     words: async () => "Its id and the addresses of its pages stay. Training is not touched.",
     send: async (value) => {
       await patch({ name: value });
       location.reload();
     },
   },
+  alerts: { title: "Alerts", dialog: () => alerting(shown.job, (alerts) => patch({ alerts })) },
   cancel: {
     title: "Cancel",
     confirm: "Cancel the job",
@@ -156,23 +141,18 @@ const ACTIONS = {
   },
   retry: {
     title: "Retry",
-    confirm: "Retry",
     words: async () =>
       `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`,
     send: () => reopen("retry"),
   },
   extend: {
     title: "Extend",
-    confirm: "Extend",
     input: ({ status }) => [
-      element("label", [
-        "Total steps ",
-        field({
-          type: "number",
-          min: status.step + 1,
-          value: 2 * Math.max(status.step, status.total_steps ?? 0) || 100,
-        }),
-      ]),
+      field("Total steps", {
+        type: "number",
+        min: status.step + 1,
+        value: 2 * Math.max(status.step, status.total_steps ?? 0) || 100,
+      }),
     ],
     words: extendWords,
     send: (value) => reopen("extend", { steps: Number(value) }),
@@ -222,7 +202,13 @@ const stops = () =>
   `Each process of the script gets SIGTERM, and SIGKILL ${seconds(shown.job.spec.script.grace_s)} later if it has not ended. A script that is started again goes on from its own checkpoint.`;
 
 const open = (name) =>
-  ask(ACTIONS[name].dialog?.() ?? { ...ACTIONS[name], input: ACTIONS[name].input?.(shown.job) ?? [] });
+  ask(
+    ACTIONS[name].dialog?.() ?? {
+      confirm: ACTIONS[name].title,
+      ...ACTIONS[name],
+      input: ACTIONS[name].input?.(shown.job) ?? [],
+    },
+  );
 
 const patch = (body) => request(jobPath(shown.job.id), { method: "PATCH", body });
 const post = (verb) => request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST" });

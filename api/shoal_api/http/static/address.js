@@ -17,10 +17,17 @@ export function keepControls(names, changed) {
     const control = $(name),
       field = control.type === "checkbox" ? "checked" : "value",
       usual = control[field];
+    if (control.options && kept(name)) offer(control, [kept(name)]);
     if (kept(name) !== null) control[field] = field === "checked" ? kept(name) === "1" : kept(name);
     control.addEventListener("input", () => {
       keep(name, control[field] === usual ? "" : field === "checked" ? String(Number(control.checked)) : control.value);
       changed(name);
     });
   }
+}
+
+// Further choices of a list: those that it does not have yet.
+export function offer(control, values, wordsOf = (value) => value) {
+  const known = new Set([...control.options].map(({ value }) => value));
+  control.append(...values.filter((value) => !known.has(value)).map((value) => new Option(wordsOf(value), value)));
 }

@@ -15,13 +15,18 @@ export async function request(
   const document = (answer.headers.get("content-type") || "").includes("json") ? await answer.json() : null;
   if (!answer.ok) {
     if (answer.status === 401 && !anonymous && location.pathname !== "/login") toLogin();
-    const errors = (document?.errors || []).map((one) => `${one.path || "spec"}: ${one.message}`);
-    throw Object.assign(new Error([document?.detail || `status ${answer.status}`, ...errors].join("\n")), {
-      status: answer.status,
-    });
+    const words = [document?.detail || `status ${answer.status}`, wordsOf(document?.errors || [])];
+    throw Object.assign(new Error(words.filter(Boolean).join("\n")), { status: answer.status });
   }
   return document;
 }
+
+// What the service says of a spec in YAML; `words`: its errors.
+export async function validated(body) {
+  const found = await request("/v1/specs/validate", { method: "POST", body, type: "application/yaml" });
+  return { ...found, words: wordsOf(found.errors) };
+}
+const wordsOf = (errors) => errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n");
 
 export function csrfToken() {
   csrf ??= request("/v1/whoami").then(

@@ -1,5 +1,5 @@
 // The durable checkpoints of a job, newest first, with what can be done about each.
-import { $, element, fill, row } from "./dom.js";
+import { $, button, element, rows } from "./dom.js";
 import { ask } from "./dialog.js";
 import { jobPath, modelPage, request } from "./api.js";
 import { ENDED } from "./states.js";
@@ -16,36 +16,27 @@ export function showCheckpoints(state) {
   shown = state;
   const { checkpoints } = state;
   $("unsaved").hidden = checkpoints.length > 0;
-  fill(
+  rows(
     "checkpoints",
-    [...checkpoints]
-      .reverse()
-      .map((one) =>
-        row(
-          [
-            whole(one.step),
-            element(
-              "span",
-              one.state +
-                (one.pinned ? ", pinned" : "") +
-                (one.best === 1
-                  ? `, best (${Number(one.score.toPrecision(4))})`
-                  : one.best
-                    ? `, ${one.best}. best`
-                    : ""),
-              { class: COLOURS[one.state] },
-            ),
-            moment(one.committed_at),
-            bytes(one.bytes),
-            seconds(one.seconds),
-            seconds(one.stall_s),
-            one.world_size || "–",
-            element("code", nameOf(one), { title: one.url }),
-            buttons(one),
-          ],
-          { title: one.message, "data-step": one.step, class: one.step === marked ? "chosen" : "" },
-        ),
+    [...checkpoints].reverse(),
+    (one) => [
+      whole(one.step),
+      element(
+        "span",
+        one.state +
+          (one.pinned ? ", pinned" : "") +
+          (one.best === 1 ? `, best (${Number(one.score.toPrecision(4))})` : one.best ? `, ${one.best}. best` : ""),
+        { class: COLOURS[one.state] },
       ),
+      moment(one.committed_at),
+      bytes(one.bytes),
+      seconds(one.seconds),
+      seconds(one.stall_s),
+      one.world_size || "–",
+      element("code", nameOf(one), { title: one.url }),
+      buttons(one),
+    ],
+    (one) => ({ title: one.message, "data-step": one.step, class: one.step === marked ? "chosen" : "" }),
   );
 }
 
@@ -58,12 +49,12 @@ export function goToStep(step) {
 
 function buttons(one) {
   const made = [];
-  if (one.pinned) made.push(button("Unpin", one, () => ask(unpin(one))));
-  else if (one.state === "committed") made.push(button("Pin", one, () => ask(pin(one))));
+  if (one.pinned) made.push(deed("Unpin", one, () => ask(unpin(one))));
+  else if (one.state === "committed") made.push(deed("Pin", one, () => ask(pin(one))));
   if (one.state === "committed")
     made.push(
-      button("Export", one, () => ask(exporting(shown.job, [one]))),
-      button("Register", one, () =>
+      deed("Export", one, () => ask(exporting(shown.job, [one]))),
+      deed("Register", one, () =>
         ask(
           register({ job: shown.job.id, step: one.step, size: one.bytes }, (made) => {
             location.href = modelPage(made);
@@ -73,18 +64,16 @@ function buttons(one) {
     );
   if (one.state === "committed" || one.state === "damaged")
     made.push(
-      button("Verify", one, () => ask(verify(one))),
-      button("Delete", one, () => ask(remove(one))),
+      deed("Verify", one, () => ask(verify(one))),
+      deed("Delete", one, () => ask(remove(one))),
     );
   return made.length ? element("span", made, { class: "controls" }) : "";
 }
 
-const button = (words, one, click) =>
-  element("button", words, {
-    type: "button",
+const deed = (words, one, click) =>
+  button(words, click, {
     "data-checkpoint": `${words.toLowerCase()}-${one.step}`,
     "aria-label": `${words} the checkpoint of step ${one.step}`,
-    click,
   });
 const nameOf = (one) => `step-${String(one.step).padStart(12, "0")}-a${one.attempt}-g${one.generation}`;
 const path = (one) => `${jobPath(shown.job.id)}/checkpoints/${encodeURIComponent(nameOf(one))}`;

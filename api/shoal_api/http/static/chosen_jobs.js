@@ -1,5 +1,5 @@
 // The jobs that are chosen in the table, and what is done to all of them: each deed says first what it will do to how many.
-import { $, element, fill } from "./dom.js";
+import { $, button, element, fill } from "./dom.js";
 import { ask } from "./dialog.js";
 import { jobPath, request } from "./api.js";
 import { plural, whole } from "./format.js";
@@ -171,11 +171,9 @@ export function setUpChosen(view, onChange) {
   fill(
     "deeds",
     DEEDS.map((deed) =>
-      element("button", deed.title, {
-        type: "button",
+      button(deed.title, () => open(deed), {
         class: deed.danger ? "danger" : "",
         "data-deed": deed.title.toLowerCase(),
-        click: () => open(deed),
       }),
     ),
   );

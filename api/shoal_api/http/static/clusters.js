@@ -1,5 +1,5 @@
 // The clusters that have joined. A page with one cluster says nothing about it.
-import { element } from "./dom.js";
+import { element, small } from "./dom.js";
 import { number, plural, seconds } from "./format.js";
 
 // "4 of 16 CPUs free" of all these clusters.
@@ -27,7 +27,7 @@ export function head(cluster) {
       element("b", cluster.name),
       " ",
       element("span", about(cluster), { class: `small ${cluster.connected ? "dim" : "bad"}` }),
-      ...(labels ? [" ", element("span", labels, { class: "dim small" })] : []),
+      ...(labels ? [" ", small(labels)] : []),
       ...(cluster.cordon ? [element("div", `cordoned: ${cluster.cordon.reason}`, { class: "small warn" })] : []),
     ],
     { class: "cluster", "data-cluster": cluster.name },

@@ -38,11 +38,27 @@ export function smooth(values, weight) {
   });
 }
 
-// Positions on the axis that was chosen. A step takes the same number of tokens at every world size.
+// Positions on the axis that was chosen, which may be a metric. A step takes the same number of tokens at every world size.
 export function positions(axis, columns, tokensPerStep) {
   if (axis === "time") return columns.at.map((at) => new Date(at * 1000));
-  return axis === "tokens" ? columns.step.map((step) => step * tokensPerStep) : columns.step;
+  return axis === "tokens" ? columns.step.map((step) => step * tokensPerStep) : columnOf(columns, axis);
 }
+
+const OF_THE_TASK = ["metrics", "val_metrics"];
+
+// A column by its name; those of the task's metrics are "metrics.NAME" and "val_metrics.NAME".
+export function columnOf(series, name) {
+  const [kind, ...rest] = name.split(".");
+  return (rest.length ? series[kind]?.[rest.join(".")] : series[name]) ?? [];
+}
+
+// The names of the columns that have a value, of those given and of the task's metrics.
+export const columnsWithValues = (series, plain) =>
+  [...plain, ...OF_THE_TASK.flatMap((kind) => Object.keys(series[kind]).map((name) => `${kind}.${name}`))].filter(
+    (name) => columnOf(series, name).some((value) => !isMissing(value)),
+  );
+
+export const wordsOfColumn = (name) => name.replace(/^val_metrics\./, "validation ").replace(/^metrics\./, "");
 
 // The step after which something happened, from the series.
 export function stepAt(series, at) {

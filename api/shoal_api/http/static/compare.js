@@ -1,24 +1,24 @@
 // 2 to 10 jobs beside each other: their curves in one chart, their numbers, what differs in their specs, loss parity.
-import { $, element, fill, link, row, said } from "./dom.js";
+import { $, element, fill, link, row, rows, said } from "./dom.js";
 import { jobPage, jobPath, request } from "./api.js";
 import { Live } from "./live.js";
 import { grant, number, percent, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
-import { positions, smooth } from "./columns.js";
+import { columnOf, columnsWithValues, positions, smooth, wordsOfColumn } from "./columns.js";
 import { curve, DOTTED, followZoom, plot, stacked } from "./plot.js";
 import { flat } from "./differences.js";
 import { onThemeChange } from "./theme.js";
 import { looksOf } from "./looks.js";
-import { keep, keepControls, kept } from "./address.js";
+import { keep, keepControls, kept, offer } from "./address.js";
 
-const ROWS = [
-  ["loss", "loss", 0.42],
-  ["val_loss", "validation", 0.2],
-  ["grad_norm", "gradient norm", 0.14],
-  ["lr", "learning rate", 0.1],
-  ["tokens_per_s", "tokens/s", 0.18],
-  ["world_size", "world size", 0.14],
-];
+const ROWS = new Map([
+  ["loss", ["loss", 0.42]],
+  ["val_loss", ["validation", 0.2]],
+  ["grad_norm", ["gradient norm", 0.14]],
+  ["lr", ["learning rate", 0.1]],
+  ["tokens_per_s", ["tokens/s", 0.18]],
+  ["world_size", ["world size", 0.14]],
+]);
 const ids = [
   ...new Set(
     (kept("jobs") || "")
@@ -150,15 +150,10 @@ function showSpecs() {
     element("th", "Key", { scope: "col" }),
     ...all.map(({ job }) => element("th", [swatch(job), job.name], { scope: "col" })),
   ]);
-  fill(
-    "specs",
-    paths.map((path) =>
-      row([
-        element("td", element("code", said(path, "long")), { class: "title" }),
-        ...flats.map((one) => said(one[path] ?? "–")),
-      ]),
-    ),
-  );
+  rows("specs", paths, (path) => [
+    element("td", element("code", said(path, "long")), { class: "title" }),
+    ...flats.map((one) => said(one[path] ?? "–")),
+  ]);
   $("equal").hidden = paths.length > 0 || all.length < 2;
 }
 
@@ -167,17 +162,11 @@ function draw() {
     axis = $("axis").value,
     weight = Number($("smoothing").value);
   if (!all.length) return;
-  const own = [
-    ...new Set(
-      all.flatMap(({ series }) =>
-        ["metrics", "val_metrics"].flatMap((kind) => Object.keys(series[kind]).map((name) => `${kind}.${name}`)),
-      ),
-    ),
-  ].sort();
-  const rows = [
-    ...ROWS,
-    ...own.map((name) => [name, name.replace(/^val_metrics\./, "validation ").replace(/^metrics\./, ""), 0.14]),
-  ];
+  const names = new Set(all.flatMap(({ series }) => columnsWithValues(series, [...ROWS.keys()])));
+  offer($("axis"), [...names], wordsOfColumn);
+  const rows = [...new Set([...ROWS.keys(), ...[...names].sort()])]
+    .filter((name) => names.has(name)) // no panel without data
+    .map((name) => [name, ...(ROWS.get(name) ?? [wordsOfColumn(name), 0.14])]);
   const traces = all.flatMap(({ job, series }) => {
     const perStep = job.status.step ? job.status.tokens / job.status.step : 1,
       start = job.started_at ?? job.created_at;
@@ -196,14 +185,8 @@ function draw() {
     share,
     { type: $("log").checked && LOGARITHMIC.has(name) ? "log" : "linear" },
   ]);
-  const title = { text: axis === "time" ? "seconds since the start" : axis };
+  const title = { text: axis === "time" ? "seconds since the start" : wordsOfColumn(axis) };
   plot("chart", traces, stacked(titled, { title }, 760, { uirevision: axis })).then((chart) =>
     followZoom(chart, () => {}),
   );
-}
-
-// Of the task's metrics the names are "metrics.NAME" and "val_metrics.NAME".
-function columnOf(series, name) {
-  const [kind, ...rest] = name.split(".");
-  return rest.length ? (series[kind][rest.join(".")] ?? []) : series[name];
 }

@@ -27,9 +27,19 @@ const kept = (curve, key, make) => {
   return curve.made.get(key);
 };
 
-// Positions of a job's points: steps, seconds since its start, tokens or samples; null: the job does not say.
+const AXES = ["step", "time", "tokens", "samples"];
+export const isMetricAxis = (axis) => !AXES.includes(axis);
+
+// Points in the order of their positions: over a metric a curve may go back and forth.
+export function ordered({ xs, ys }) {
+  const order = [...xs.keys()].filter((at) => xs[at] === xs[at]).sort((a, b) => xs[a] - xs[b]);
+  return { xs: Float64Array.from(order, (at) => xs[at]), ys: Float32Array.from(order, (at) => ys[at]) };
+}
+
+// Positions of a job's points: steps, seconds since its start, tokens, samples or a metric; null: the job does not say.
 export function positions(job, curve, axis) {
   if (axis === "step") return curve.step;
+  if (isMetricAxis(axis)) return curve.values[axis] ?? null;
   const factor = axis === "time" ? 1 : axis === "tokens" ? job.tokens_per_step : job.samples_per_step;
   if (!factor) return null;
   const start = job.started_at ?? job.created_at;

@@ -1,13 +1,20 @@
 // All curves of a job in one chart with one axis: so crosshair, zoom, incidents and generations are shared. Plotly draws.
 import { $ } from "./dom.js";
-import { keep, keepControls, kept } from "./address.js";
+import { keep, keepControls, kept, offer } from "./address.js";
 import { jobPath, request } from "./api.js";
 import { colours, onThemeChange } from "./theme.js";
 import { plural, seconds, unitOf, words } from "./format.js";
-import { anomalies, lastValue, positions, shares, smooth, stepAt } from "./columns.js";
+import {
+  anomalies,
+  columnsWithValues,
+  lastValue,
+  positions,
+  shares,
+  smooth,
+  stepAt,
+  wordsOfColumn,
+} from "./columns.js";
 import { axisName, curve, DOTTED, followZoom, grid, plot, stacked } from "./plot.js";
-import { bands } from "./bands.js";
-import { mergedMetrics, metricTraces, namesOf, SHARE } from "./metric_curves.js";
 
 // Title, share of the height, column that a script may not report.
 const ROWS = [
@@ -22,6 +29,7 @@ const ROWS = [
 const [LOSS, SPEED, NORM, RATE, WORLD, GOODPUT, INCIDENTS] = ROWS.keys();
 const PAUSE_MS = 700;
 const HEIGHT = 1080;
+const SHARE = 0.13; // of a metric of the task's own
 
 export class Curves {
   constructor(id, shown) {
@@ -60,27 +68,31 @@ export class Curves {
     const isEmpty = ($("curves").hidden = !this.shown.series.step.length);
     $("uncurved").hidden = !isEmpty;
     if (isEmpty) return;
+    const series = this.detail ? merged(this.shown.series, this.detail) : this.shown.series;
+    offer($("axis"), columnsWithValues(series, ["loss", "val_loss", "tokens_per_s", "grad_norm", "lr"]), wordsOfColumn);
     const axis = $("axis").value,
       colour = colours(),
       unit = unitOf(this.shown.job);
-    const series = this.detail ? merged(this.shown.series, this.detail) : this.shown.series;
     const { status } = this.shown.job;
     const tokens = status.step && status.tokens ? status.tokens / status.step : 1;
     const x = (columns) => positions(axis, columns, tokens);
+    const isOverMetric = !["step", "tokens", "time"].includes(axis), // then it has no place for what goes over time
+      rows = rowsOf(series, unit).slice(0, isOverMetric ? WORLD : undefined);
     const when = (at) =>
       axis === "time" ? new Date(at * 1000) : stepAt(series, at) * (axis === "tokens" ? tokens : 1);
     const names = namesOf(series),
       weight = Number($("smoothing").value);
     const traces = [
       ...this.values(series, x(series), colour),
-      ...metricTraces(series, names, x(series), weight, colour, ROWS.length),
-      ...this.accounts(x(this.shown.samples), colour),
-      incidents(this.shown.incidents, when, colour),
+      ...metricTraces(series, names, x(series), weight, colour, rows.length),
+      ...(isOverMetric
+        ? []
+        : [...this.accounts(x(this.shown.samples), colour), incidents(this.shown.incidents, when, colour)]),
     ];
-    const { shapes, labels } = bands(this.shown, when);
+    const { shapes, labels } = isOverMetric ? {} : bands(this.shown, when);
     const layout = stacked(
-      [...rowsOf(series, unit), ...names.map((name) => [name, SHARE])],
-      axis === "time" ? { type: "date" } : { title: { text: axis.replace("tokens", unit) } },
+      [...rows, ...names.map((name) => [name, SHARE])],
+      axis === "time" ? { type: "date" } : { title: { text: axis === "tokens" ? unit : wordsOfColumn(axis) } },
       HEIGHT,
       { margin: { l: 58, r: 12, t: 24, b: 40 }, uirevision: axis, shapes, annotations: labels },
     );
@@ -233,4 +245,66 @@ function incidents(all, when, colour) {
     hovertemplate: "%{text}",
     marker: { symbol: "diamond", size: 11, color: all.map((one) => (one.closed ? colour.bad : colour.warn)) },
   };
+}
+
+// Generations as bands behind the curves, resizes and incidents as lines through all of them.
+function bands({ events, incidents, job }, when) {
+  const colour = colours();
+  const formed = events.filter((one) => one.type === "generation.formed");
+  const shapes = [],
+    labels = [];
+  formed.forEach((one, index) => {
+    const end = formed[index + 1]?.at ?? job.updated_at;
+    const more = { fillcolor: colour.ink, opacity: 0.05, line: { width: 0 }, layer: "below" };
+    if (index % 2) shapes.push(span("rect", when(one.at), when(end), more));
+    labels.push({
+      x: when(one.at),
+      y: 1,
+      xref: "x",
+      yref: "paper",
+      xanchor: "left",
+      yanchor: "bottom",
+      showarrow: false,
+      text: `${one.data.workers}w ${one.data.layout ?? ""}`,
+      font: { size: 9, color: colour.dim },
+      hovertext: `generation ${one.data.generation}`,
+    });
+  });
+  for (const one of events.filter((event) => event.type === "generation.switching"))
+    shapes.push(line(when(one.at), colour.purple, "dot"));
+  for (const one of incidents) shapes.push(line(when(one.at), one.closed ? colour.bad : colour.warn, "dash"));
+  return { shapes, labels: labels.slice(-12) };
+}
+
+// Over the whole height of the chart.
+const span = (type, x0, x1, more) => ({ type, xref: "x", yref: "paper", x0, x1, y0: 0, y1: 1, ...more });
+const line = (x, color, dash) => span("line", x, x, { line: { color, dash, width: 1.2 } });
+
+// Metrics of the task's own: a row of the chart for each name, training and validation in one.
+const namesOf = (series) => [...new Set([...Object.keys(series.metrics), ...Object.keys(series.val_metrics)])].sort();
+
+// first: the row of the first metric in the chart.
+function metricTraces(series, names, x, weight, colour, first) {
+  return names.flatMap((name, place) => {
+    const { [name]: trained } = series.metrics,
+      { [name]: validated } = series.val_metrics,
+      row = first + place;
+    return [
+      ...(trained ? [curve(row, name, x, smooth(trained, weight), colour.run, { connectgaps: true })] : []),
+      ...(validated ? [curve(row, `${name}, validation`, x, validated, colour.warn, DOTTED)] : []),
+    ];
+  });
+}
+
+// A part of the columns is replaced by points of a series; names that only one of them has are null in the other.
+function mergedMetrics(series, items, field, cut, rest) {
+  const columns = series[field],
+    names = new Set([...Object.keys(columns), ...items.flatMap((one) => Object.keys(one[field] ?? {}))]);
+  const part = (name, from, to) => (columns[name] ?? Array(series.step.length).fill(null)).slice(from, to);
+  return Object.fromEntries(
+    [...names].map((name) => [
+      name,
+      [...part(name, 0, cut), ...items.map((one) => one[field]?.[name] ?? null), ...part(name, rest)],
+    ]),
+  );
 }

@@ -1,7 +1,7 @@
 // What people have written about a job: labels, tags and notes, edited in place, also after the job has ended; and whether it is archived.
 // Notes are saved only over those that the writer has seen: if somebody else has saved others meanwhile, both are shown, and
 // the writer chooses. A label is a change of its own, so two people who add labels disturb nobody.
-import { $, element, fill } from "./dom.js";
+import { $, button, element, fill } from "./dom.js";
 import { ask } from "./dialog.js";
 import { jobPath, request } from "./api.js";
 import { moment } from "./format.js";
@@ -55,11 +55,9 @@ function showLabels(labels) {
           words,
           ...(may
             ? [
-                element("button", "×", {
-                  type: "button",
+                button("×", () => setLabels({ [name]: null }), {
                   class: "quiet",
                   "aria-label": `Remove the label ${words}`,
-                  click: () => setLabels({ [name]: null }),
                 }),
               ]
             : []),

@@ -1,5 +1,5 @@
 // The dialog of the buttons: what will happen and what it costs, in words, before anything does.
-import { $, placeOf, returnTo } from "./dom.js";
+import { $, element, placeOf, returnTo } from "./dom.js";
 
 let current = null,
   opener = null,
@@ -19,6 +19,10 @@ export function ask(action) {
   opener = placeOf(document.activeElement);
   $("dialog").showModal();
 }
+
+// A field of the dialog with its words.
+export const field = (words, attributes = {}) =>
+  element("label", [`${words} `, element("input", null, { id: "dialog-value", ...attributes })]);
 
 // The words of an open dialog are said anew: what they are about has changed.
 export function refresh() {

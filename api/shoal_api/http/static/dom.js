@@ -19,6 +19,21 @@ export function svg(name, attributes, children = []) {
   made.append(...children);
   return made;
 }
+// What a shape says under the pointer.
+export const hint = (text) => svg("title", {}, [text]);
+
+export const button = (words, click, attributes = {}) =>
+  element("button", words, { type: "button", click, ...attributes });
+
+// Words beside what matters: in the line, or in one of their own.
+export const small = (content) => element("span", content, { class: "dim small" });
+export const smallLine = (content) => element("div", content, { class: "dim small" });
+
+// A text that is said in the colour of what it means.
+export function say(id, text, look) {
+  $(id).textContent = text;
+  $(id).className = look;
+}
 
 // Words of any length in a cell of a table: they take lines of their own instead of all its width.
 export const said = (text, more = "") => element("div", text, { class: `said ${more}` });
@@ -57,6 +72,13 @@ export function fill(id, rows) {
     });
   returnTo(focused);
 }
+
+// The rows of a table or list, one for each of the items: its cells, and attributes of the row.
+export const rows = (id, items, cells, attributes = () => ({})) =>
+  fill(
+    id,
+    items.map((...item) => row(cells(...item), attributes(...item))),
+  );
 
 // Facts that change while one looks at them: only those with another text are replaced, so that a selection survives.
 export function fillFacts(id, pairs) {

@@ -1,4 +1,5 @@
 // The dialog that exports a checkpoint of a job: the command for it, which is copied. actions.js and checkpoints.js call it.
+import { field } from "./dialog.js";
 import { $, element } from "./dom.js";
 import { bytes, whole } from "./format.js";
 
@@ -27,14 +28,9 @@ export function exporting(job, checkpoints, others = 0) {
     confirm: "Copy the command",
     input: [
       element("p", element("label", ["Checkpoint ", choice]), { class: "controls" }),
-      element(
-        "p",
-        element("label", [
-          "Command ",
-          element("input", null, { id: "export-command", readonly: true, size: 44, spellcheck: "false" }),
-        ]),
-        { class: "controls" },
-      ),
+      element("p", field("Command", { id: "export-command", readonly: true, size: 44, spellcheck: "false" }), {
+        class: "controls",
+      }),
     ],
     words: async (step) => {
       $("export-command").value = `shoal export ${job.id} OUT --step ${step}`;

@@ -1,6 +1,6 @@
 // What the program of a job has written below its directory. Names and contents are the job's: names are shown as text,
 // contents are only downloaded.
-import { $, fill, link, row } from "./dom.js";
+import { $, link, rows } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { bytes, moment, plural, whole } from "./format.js";
 
@@ -14,10 +14,7 @@ export async function showFiles(id) {
   const page = await request(`${jobPath(id)}/files?${query}`);
   if (turn !== asked) return;
   const cells = (file) => [link(file.name, pathOf(id, file)), bytes(file.bytes), moment(file.modified_at)];
-  fill(
-    "files",
-    page.items.map((file) => row(cells(file))),
-  );
+  rows("files", page.items, (file) => cells(file));
   $("no-files").hidden = Boolean(page.items.length);
   $("files-said").textContent = describe(page);
 }

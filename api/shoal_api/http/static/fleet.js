@@ -1,13 +1,11 @@
 // The page of all jobs. Its address holds search, filters, order and page, so that a view can be shared.
-import { $, facts } from "./dom.js";
+import { $, facts, hint, svg } from "./dom.js";
 import { Live } from "./live.js";
-import { percent, plural, seconds, whole } from "./format.js";
+import { moment, percent, plural, seconds, whole } from "./format.js";
 import { free } from "./clusters.js";
 import { COLOURS } from "./states.js";
 import { showJobs, showHeads } from "./fleet_table.js";
 import { showNodes } from "./nodes.js";
-import { showFilter } from "./cluster_filter.js";
-import { showDay } from "./day.js";
 import { setUpSubmission } from "./submit.js";
 import { chosenIds, setUpChosen, showChosen } from "./chosen_jobs.js";
 import { setUpColumns } from "./job_columns.js";
@@ -95,6 +93,32 @@ function show(fleet) {
         "worker",
       )}${fleet.clusters.length ? `, ${free(fleet.clusters.filter((one) => one.connected))}` : ""}`
     : "cluster not connected";
+}
+
+// The choice of a cluster is shown once there are several.
+function showFilter(clusters, chosen) {
+  const names = ["", ...clusters.map((one) => one.name)],
+    select = $("cluster-filter");
+  $("of-cluster").hidden = clusters.length < 2 && !chosen;
+  if (chosen && !names.includes(chosen)) names.push(chosen);
+  if (select.dataset.names !== names.join())
+    select.replaceChildren(...names.map((name) => new Option(name || "all", name)));
+  select.dataset.names = names.join();
+  select.value = chosen;
+}
+
+// The goodput of the cluster over the last day, a column for each ten minutes: the coloured part was productive.
+function showDay(bins) {
+  const last = bins.length ? bins[bins.length - 1].at : 0;
+  $("goodput").replaceChildren(
+    ...bins.map((bin) => {
+      const share = bin.total ? bin.productive / bin.total : 0;
+      const place = { x: 143 - (last - bin.at) / 600, y: 10 - 10 * share, width: 1.02, height: 10 * share };
+      return svg("rect", { ...place, class: "productive" }, [
+        hint(`${moment(bin.at)}: ${percent(share)} of ${seconds(bin.total)}`),
+      ]);
+    }),
+  );
 }
 
 $("state").append(...Object.keys(COLOURS).map((state) => new Option(state, state)));

@@ -1,5 +1,5 @@
 // The table of jobs: its heads sort, its rows link, its boxes choose jobs. It has the usual columns, or those of the view.
-import { $, element, fill, link, row, said } from "./dom.js";
+import { $, button, element, fill, link, row, small } from "./dom.js";
 import { box, pageBox } from "./chosen_jobs.js";
 import { shownValue } from "./job_columns.js";
 import { bare, split } from "./job_query.js";
@@ -33,7 +33,7 @@ export function showHeads(view, change) {
       if (!order) return element("th", name, { scope: "col" });
       const sorts = [[name, order], ...(second.length ? [second] : [])];
       const current = sorts.map(([, by]) => sortedBy(by, view)).find(Boolean) ?? "none";
-      const buttons = sorts.flatMap(([title, by], index) => [index ? " / " : "", button(title, by, view, change)]);
+      const buttons = sorts.flatMap(([title, by], index) => [index ? " / " : "", deed(title, by, view, change)]);
       return element("th", buttons, { scope: "col", "aria-sort": current });
     }),
   );
@@ -46,7 +46,7 @@ function sortedBy(by, view) {
   return view.sort.replace(/^-/, "") === by && (view.sort.startsWith("-") ? "descending" : "ascending");
 }
 
-function button(name, by, view, change) {
+function deed(name, by, view, change) {
   const now = sortedBy(by, view);
   const arrow = now ? { descending: " ▾", ascending: " ▴" }[now] : "";
   const press = () =>
@@ -55,7 +55,7 @@ function button(name, by, view, change) {
         ? { sort: now === "ascending" ? `-${by}` : by }
         : { sort: "", order: by, descending: String(now ? now === "ascending" : !UPWARDS.has(by)) },
     );
-  return element("button", name + arrow, { type: "button", click: press });
+  return button(name + arrow, press);
 }
 
 export function showJobs({ items, total, clusters }, view) {
@@ -86,14 +86,11 @@ function jobRow(job, several, columns) {
   const name = fitted([
     link(job.name, jobPage(job.id), { title: `${job.id} ${labels}` }),
     " ",
-    ...(labels ? [element("span", labels, { class: "dim small" })] : []),
+    ...(labels ? [small(labels)] : []),
   ]);
-  const owner = fitted([job.user, " ", element("span", job.project, { class: "dim small" })]);
+  const owner = fitted([job.user, " ", small(job.project)]);
   const where = several && job.cluster ? ` in ${job.cluster}` : "";
-  const state = fitted([
-    badge(job.state, job.queue_position),
-    element("span", `${where} ${waits(job)}`, { class: "dim small" }),
-  ]);
+  const state = fitted([badge(job.state, job.queue_position), small(`${where} ${waits(job)}`)]);
   const first = [
     element("td", box(job), { class: "pick" }),
     element("td", name, { class: "title" }),
@@ -117,7 +114,7 @@ function jobRow(job, several, columns) {
       element("td", owner, { title: `${job.user} ${job.project}` }),
       line([
         element("span", brief(job.created_at), { title: moment(job.created_at) }),
-        ...(job.priority ? [element("span", ` priority ${job.priority}`, { class: "dim small" })] : []),
+        ...(job.priority ? [small(` priority ${job.priority}`)] : []),
       ]),
     ],
     { class: "row", "data-id": job.id },

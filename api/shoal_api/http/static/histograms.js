@@ -1,6 +1,6 @@
 // Histograms of one name over the steps of a job, in one of three views. All of a view's histograms share their bins:
 // between the lowest and the highest value of them all.
-import { svg } from "./dom.js";
+import { hint, svg } from "./dom.js";
 import { whole } from "./format.js";
 
 const BINS = 32,
@@ -58,13 +58,7 @@ function binned(series) {
   });
 }
 
-const named = ({ step }, parts) => svg("g", { "data-step": step }, [titled(`step ${whole(step)}`), ...parts]);
-
-function titled(text) {
-  const title = svg("title", {});
-  title.textContent = text;
-  return title;
-}
+const named = ({ step }, parts) => svg("g", { "data-step": step }, [hint(`step ${whole(step)}`), ...parts]);
 
 // Columns are steps, rows bins; darker: more values.
 function map(shown) {

@@ -1,43 +1,37 @@
 // The incidents of a job, newest first, with what each phase of the recovery took. What belongs together shares a column, so
 // that the table fits a window of 1024 pixels.
-import { $, element, fill, row } from "./dom.js";
+import { $, element, rows, smallLine } from "./dom.js";
 import { bytes, clock, moment, number, seconds, words } from "./format.js";
 import { key, PHASES, stripe } from "./stripe.js";
 
 export function showIncidents(incidents) {
   $("calm").hidden = incidents.length > 0;
-  fill(
+  rows(
     "incidents",
-    [...incidents]
-      .reverse()
-      .map((one) =>
-        row(
-          [
-            clock(one.at),
-            lines(words(one.cause), one.ranks.length ? `rank ${one.ranks.join(", ")}` : ""),
-            suspect(one),
-            lines(`${one.from_workers} → ${one.to_workers ?? "…"}`, layouts(one)),
-            element("td", one.action || "–", { class: "text" }),
-            recovery(one),
-            lines(
-              number(one.steps_lost),
-              [
-                one.state_source && `state from ${words(one.state_source)}`,
-                one.bytes_moved === null ? "" : bytes(one.bytes_moved),
-              ]
-                .filter(Boolean)
-                .join(", "),
-            ),
-          ],
-          { title: `${moment(one.at)} ${one.witness}: ${one.message}` },
-        ),
+    [...incidents].reverse(),
+    (one) => [
+      clock(one.at),
+      lines(words(one.cause), one.ranks.length ? `rank ${one.ranks.join(", ")}` : ""),
+      suspect(one),
+      lines(`${one.from_workers} → ${one.to_workers ?? "…"}`, layouts(one)),
+      element("td", one.action || "–", { class: "text" }),
+      recovery(one),
+      lines(
+        number(one.steps_lost),
+        [
+          one.state_source && `state from ${words(one.state_source)}`,
+          one.bytes_moved === null ? "" : bytes(one.bytes_moved),
+        ]
+          .filter(Boolean)
+          .join(", "),
       ),
+    ],
+    (one) => ({ title: `${moment(one.at)} ${one.witness}: ${one.message}` }),
   );
   $("phases").replaceChildren(...(incidents.length ? PHASES.map((name) => key(name)) : []));
 }
 
-const lines = (first, second) =>
-  element("div", [element("div", first), ...(second ? [element("div", second, { class: "dim small" })] : [])]);
+const lines = (first, second) => element("div", [element("div", first), ...(second ? [smallLine(second)] : [])]);
 // Layouts that did not change are said once.
 const layouts = ({ from_layout: from, to_layout: to }) => (!from || from === to ? from : `${from} → ${to ?? "…"}`);
 
@@ -46,7 +40,7 @@ function recovery(one) {
   return element("div", [
     element("div", took),
     ...phases(one),
-    ...(one.detect_s === null ? [] : [element("div", `detected in ${seconds(one.detect_s)}`, { class: "dim small" })]),
+    ...(one.detect_s === null ? [] : [smallLine(`detected in ${seconds(one.detect_s)}`)]),
   ]);
 }
 
@@ -57,7 +51,7 @@ function suspect({ suspect: found }) {
     "td",
     [
       element("div", `${who}${found.node_ip ? ` on ${found.node_ip}` : ""} (${found.resource})`),
-      element("div", found.evidence.join("; "), { class: "dim small" }),
+      smallLine(found.evidence.join("; ")),
     ],
     { class: "text" },
   );

@@ -42,6 +42,7 @@ export function showHead(job, shown) {
     ...heldBack(status.held_back),
     ...known([["Validation loss", number(status.val_loss)]]),
     ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []),
+    ...status.alerts.map((alert) => [`Alert ${alert.condition}`, alertWords(alert)]),
     ...origin(job.spec),
     ...best(job),
   ];
@@ -69,6 +70,11 @@ export function showHead(job, shown) {
   );
   showFailure(job);
 }
+
+const alertWords = ({ holds, step }) =>
+  step === null
+    ? "not yet"
+    : element("span", `${holds ? "since" : "not now, last at"} step ${whole(step)}`, { class: holds ? "warn" : "" });
 
 // The error is in the message. Here is what the rank that failed printed last, and where in its code it was.
 function showFailure({ id, spec, status: { attempt, failure } }) {

@@ -1,5 +1,5 @@
 // The ranks on their nodes, coloured by their place on an axis of the layout, framed by their state: one sees the group re-form.
-import { $, element, fill, row } from "./dom.js";
+import { $, element, fill, rows, smallLine } from "./dom.js";
 import { bytes, number, percent, words } from "./format.js";
 
 // tp varies fastest, pp slowest; see Layout in contract/layout.py. ep uses ranks of fsdp, so it is no axis here.
@@ -31,7 +31,7 @@ export function showWorkers(workers, job) {
         element(
           "div",
           [
-            element("div", name, { class: "dim small" }),
+            smallLine(name),
             element(
               "div",
               on.map((worker) => cell(worker, degrees, axis)),
@@ -46,21 +46,16 @@ export function showWorkers(workers, job) {
     "cell-key",
     STATES.map((state) => element("li", [element("span", "", { class: `swatch mark ${state}` }), state])),
   );
-  fill(
-    "workers",
-    workers.map((one) =>
-      row([
-        one.rank ?? "–",
-        one.state,
-        words(one.phase),
-        one.step,
-        one.generation,
-        one.node_ip || "–",
-        one.pid || "–",
-        ...use(one.use),
-      ]),
-    ),
-  );
+  rows("workers", workers, (one) => [
+    one.rank ?? "–",
+    one.state,
+    words(one.phase),
+    one.step,
+    one.generation,
+    one.node_ip || "–",
+    one.pid || "–",
+    ...use(one.use),
+  ]);
   $("coloured-by").hidden = $("cell-key").hidden = $("worker-table").hidden = !workers.length;
   if (!workers.length) $("grid").textContent = "No workers now.";
 }

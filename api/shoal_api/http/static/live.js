@@ -2,7 +2,7 @@
 // what was missed. The word in the header says how the connection is. A browser opens at most six connections to a server,
 // so a page that nobody looks at gives its stream up, and is sent everything anew when it is looked at again. One that was
 // left does so at once: the browser keeps it, with its connection, for the way back.
-import { $ } from "./dom.js";
+import { say } from "./dom.js";
 import { request } from "./api.js";
 
 const HIDDEN_MS = 15000,
@@ -24,19 +24,19 @@ export class Live {
   open(url) {
     this.close();
     this.url = url;
-    if (document.hidden) say("paused", "dim");
+    if (document.hidden) say("live", "paused", "dim");
     else this.connect();
   }
 
   connect() {
     const source = (this.source = new EventSource(this.url));
-    source.addEventListener("open", () => say("live", "run"));
+    source.addEventListener("open", () => say("live", "live", "run"));
     source.addEventListener("error", () => {
       if (source.readyState !== EventSource.CLOSED) {
-        say("reconnecting", "warn");
+        say("live", "reconnecting", "warn");
         return;
       }
-      say("disconnected", "bad");
+      say("live", "disconnected", "bad");
       request("/v1/whoami").catch(() => {}); // it leads to the login page if the session is over
       setTimeout(() => {
         if (this.source === source) this.open(this.url);
@@ -46,7 +46,7 @@ export class Live {
       source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
     source.addEventListener("end", () => {
       this.close();
-      say("ended", "dim");
+      say("live", "ended", "dim");
     });
   }
 
@@ -55,7 +55,7 @@ export class Live {
     if (!this.url) return;
     if (!document.hidden) {
       if (!this.source) {
-        say("connecting", "dim");
+        say("live", "connecting", "dim");
         this.connect();
       }
       return;
@@ -67,7 +67,7 @@ export class Live {
     if (!this.source) return;
     this.source.close();
     this.source = null;
-    say("paused", "dim");
+    say("live", "paused", "dim");
   }
 
   // For good: it is not opened again when the page is looked at.
@@ -98,9 +98,4 @@ export function throttled(read, ms) {
       Math.max(0, readAt + ms - Date.now()),
     );
   };
-}
-
-function say(text, colour) {
-  $("live").textContent = text;
-  $("live").className = colour;
 }

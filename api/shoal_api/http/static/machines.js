@@ -1,9 +1,9 @@
 // The page of the fleet: nodes, which are cordoned and drained; its other parts are in timeline.js, timeline_range.js, queue.js, quotas.js and
 // spent.js. The stream of the overview says when something has changed; the rest is read then, but not more often than every three
 // seconds.
-import { $, element, fill } from "./dom.js";
+import { $, button, element, fill, small } from "./dom.js";
 import { request } from "./api.js";
-import { ask } from "./dialog.js";
+import { ask, field } from "./dialog.js";
 import { Live, throttled } from "./live.js";
 import { head } from "./clusters.js";
 import { nodeCard } from "./nodes.js";
@@ -76,31 +76,26 @@ function showNodes() {
 function buttons(node) {
   const name = node.ip || node.node_id.slice(0, 8),
     path = `/v1/nodes/${node.node_id}`;
-  const button = (title, looks, press) =>
-    element("button", title, { type: "button", class: looks, "aria-label": `${title} ${name}`, click: press });
-  const reason = () =>
-    element("label", ["Reason ", element("input", null, { id: "dialog-value", size: 30, value: "maintenance" })]);
+  const deed = (title, looks, press) => button(title, press, { class: looks, "aria-label": `${title} ${name}` });
+  const reason = () => field("Reason", { size: 30, value: "maintenance" });
   const runs = node.num_workers ? `${node.num_workers} of its workers` : "No worker is there, and its workers";
-  const deadline = element("label", [
-    "It goes away in minutes ",
-    element("input", null, {
-      id: "drain-minutes",
-      type: "number",
-      min: 0,
-      max: 43200,
-      step: "any",
-      placeholder: "never",
-    }),
-  ]);
+  const deadline = field("It goes away in minutes", {
+    id: "drain-minutes",
+    type: "number",
+    min: 0,
+    max: 43200,
+    step: "any",
+    placeholder: "never",
+  });
   const is_ours = !node.drain || ["api", "notice"].includes(node.drain.source);
   return [
     node.cordon
-      ? button("Uncordon", "", () =>
+      ? deed("Uncordon", "", () =>
           change(`Uncordon ${name}`, "Uncordon", "New workers are placed there again.", () =>
             request(`${path}/cordon`, { method: "DELETE" }),
           ),
         )
-      : button("Cordon", "", () =>
+      : deed("Cordon", "", () =>
           change(
             `Cordon ${name}`,
             "Cordon",
@@ -110,14 +105,14 @@ function buttons(node) {
           ),
         ),
     !is_ours
-      ? element("span", "Ray drains it.", { class: "dim small" })
+      ? small("Ray drains it.")
       : node.drain
-        ? button("Undo drain", "", () =>
+        ? deed("Undo drain", "", () =>
             change(`Use ${name} again`, "Use it", "New workers are placed there again.", () =>
               request(`${path}/drain`, { method: "DELETE" }),
             ),
           )
-        : button("Drain", "danger", () =>
+        : deed("Drain", "danger", () =>
             change(
               `Drain ${name}`,
               "Drain",

@@ -1,6 +1,6 @@
 // What a job has logged besides numbers: a slider over its steps, images, histograms over the steps, tables and texts; and
 // what its checkpoints come from. All of it is shown as text or as an image, never as markup.
-import { $, element, fill, link, row, said, table } from "./dom.js";
+import { $, element, fill, link, row, rows, said, table } from "./dom.js";
 import { jobPath, modelPage, request, stepPage } from "./api.js";
 import { plural, seconds, whole } from "./format.js";
 import { drawn } from "./histograms.js";
@@ -121,24 +121,15 @@ function logged(one, found) {
 export async function showLineage(id) {
   const view = await request(`${jobPath(id)}/lineage`);
   // a job that has begun with its seed is no line of its own
-  fill(
-    "lineage",
-    (view.jobs.length > 1 ? view.jobs : []).map((one, depth) =>
-      row([
-        one.is_known
-          ? link(
-              one.name || one.job_id,
-              `/jobs/${encodeURIComponent(one.job_id)}`,
-              depth ? {} : { "aria-current": "page" },
-            )
-          : `${one.job_id} (deleted, or not visible)`,
-        origin(one),
-        said([one.code, short(one.code_sha256)]),
-        said([one.data_source, short(one.data)]),
-        short(one.spec_sha256),
-      ]),
-    ),
-  );
+  rows("lineage", view.jobs.length > 1 ? view.jobs : [], (one, depth) => [
+    one.is_known
+      ? link(one.name || one.job_id, `/jobs/${encodeURIComponent(one.job_id)}`, depth ? {} : { "aria-current": "page" })
+      : `${one.job_id} (deleted, or not visible)`,
+    origin(one),
+    said([one.code, short(one.code_sha256)]),
+    said([one.data_source, short(one.data)]),
+    short(one.spec_sha256),
+  ]);
   const models = view.registered.flatMap((one, index) => [
     index ? "; " : "",
     link(`${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""}`, modelPage(one)),

@@ -1,6 +1,6 @@
 // The registry of models: all versions with their aliases, and of one version its lineage and how serving reads it. The
 // address names the open one: #project=default&model=speech&version=3, or an alias in the place of the number.
-import { $, element, facts, fill, link, row, said } from "./dom.js";
+import { $, button, element, facts, fill, link, rows, said, say, small } from "./dom.js";
 import { jobPage, modelPage, modelPath, request, stepPage } from "./api.js";
 import { ask } from "./dialog.js";
 import { bytes, moment, number, plural, whole } from "./format.js";
@@ -35,9 +35,9 @@ async function follow() {
   if (!document.hidden) {
     try {
       await read();
-      say("live", "run");
+      say("live", "live", "run");
     } catch {
-      say("disconnected", "bad");
+      say("live", "disconnected", "bad");
     }
   }
   setTimeout(follow, READ_MS);
@@ -74,33 +74,23 @@ function showAll() {
   $("found").textContent = versions.length
     ? `${plural(found.length, "version")}${found.length > MOST ? `; the first ${MOST} are shown` : ""}`
     : "";
-  fill(
+  rows(
     "versions",
-    found
-      .slice(0, MOST)
-      .map((one) =>
-        row(
-          [
-            element(
-              "td",
-              [
-                link(one.name, modelPage(one)),
-                one.project === "default" ? "" : element("span", ` in ${one.project}`, { class: "dim small" }),
-              ],
-              { class: "title" },
-            ),
-            whole(one.version),
-            aliases(one),
-            origin(one),
-            number(one.metrics.loss),
-            number(one.metrics.val_loss),
-            one.bytes ? bytes(one.bytes) : "–",
-            said(`${moment(one.registered_at)} by ${one.registered_by || "–"}`),
-            changes() ? buttons(one) : "",
-          ],
-          { class: "row", title: one.description, "data-version": `${one.name}@${one.version}` },
-        ),
-      ),
+    found.slice(0, MOST),
+    (one) => [
+      element("td", [link(one.name, modelPage(one)), one.project === "default" ? "" : small(` in ${one.project}`)], {
+        class: "title",
+      }),
+      whole(one.version),
+      aliases(one),
+      origin(one),
+      number(one.metrics.loss),
+      number(one.metrics.val_loss),
+      one.bytes ? bytes(one.bytes) : "–",
+      said(`${moment(one.registered_at)} by ${one.registered_by || "–"}`),
+      changes() ? buttons(one) : "",
+    ],
+    (one) => ({ class: "row", title: one.description, "data-version": `${one.name}@${one.version}` }),
   );
 }
 
@@ -118,31 +108,27 @@ const aliases = (one) =>
         one.aliases.map((word) =>
           !changes()
             ? element("span", word, { class: "badge done" })
-            : element("button", `${word} ×`, {
-                type: "button",
+            : button(`${word} ×`, () => ask(deleteAlias(one, word, read)), {
                 class: "badge done",
                 "data-alias": `${one.name}@${word}`,
                 "aria-label": `Delete the alias ${word} of ${one.name}`,
-                click: () => ask(deleteAlias(one, word, read)),
               }),
         ),
         { class: "labels" },
       )
     : "–";
-const button = (words, one, label, action, look) =>
-  element("button", words, {
-    type: "button",
+const deed = (words, one, label, action, look) =>
+  button(words, () => ask(action()), {
     class: look,
     "data-model": `${words.toLowerCase()}-${one.name}-${one.version}`,
     "aria-label": label,
-    click: () => ask(action()),
   });
 const buttons = (one) =>
   element(
     "span",
     [
-      button("Alias", one, `Set an alias for ${one.name}@${one.version}`, () => setAlias(one, versions, read)),
-      button("Remove", one, `Remove ${one.name}@${one.version}`, () => removeVersion(one, read), "danger"),
+      deed("Alias", one, `Set an alias for ${one.name}@${one.version}`, () => setAlias(one, versions, read)),
+      deed("Remove", one, `Remove ${one.name}@${one.version}`, () => removeVersion(one, read), "danger"),
     ],
     { class: "controls" },
   );
@@ -207,9 +193,4 @@ function showOne() {
     `curl -H "Authorization: Bearer $SHOAL_TOKEN" -H 'If-None-Match: "ETAG"' \\\n  ${location.origin}${modelPath(one)}/${encodeURIComponent(which)}`;
   $("get-python").textContent =
     `from shoal_api.client import Client\n\nwith Client(${JSON.stringify(location.origin)}) as client:\n    version = client.model(${JSON.stringify(one.project)}, ${JSON.stringify(one.name)}, ${JSON.stringify(which)})\n    print(version.url)`;
-}
-
-function say(text, look) {
-  $("live").textContent = text;
-  $("live").className = look;
 }

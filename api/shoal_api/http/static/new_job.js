@@ -1,9 +1,8 @@
 // A new job from one that there is: the form with its spec, and what the form changes of it, key by key, before it is submitted.
 import { element } from "./dom.js";
-import { jobPage, request } from "./api.js";
+import { jobPage, request, validated } from "./api.js";
 import { plural, whole } from "./format.js";
 import { differences } from "./differences.js";
-import { yaml } from "./yaml.js";
 
 export const form = (spec) => [
   element("textarea", yaml(spec), {
@@ -19,8 +18,8 @@ export const submitNew = async (text) => {
 
 // `same`: the words if the form changes nothing.
 export async function newJobWords(text, before, same) {
-  const found = await request("/v1/specs/validate", { method: "POST", body: text, type: "application/yaml" });
-  if (!found.valid) throw new Error(found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"));
+  const found = await validated(text);
+  if (!found.valid) throw new Error(found.words);
   const changes = differences(before, submittable(found.spec)),
     rest = `${origin(found.spec)} This job is not changed.`;
   return changes.length
@@ -49,4 +48,30 @@ export function continued({ id, spec, status }, step) {
     continue_from: { job: id, step },
     stop: { ...spec.stop, ...(spec.stop.steps ? { steps: Math.max(2 * step, status.total_steps ?? 0) } : {}) },
   };
+}
+
+// A document as YAML, as people write specs: a line for each key, lists in brackets, texts in quotes.
+function yaml(value, indent = "") {
+  return Object.entries(value)
+    .map(([key, inner]) =>
+      isNested(inner)
+        ? `${indent}${named(key)}:\n${yaml(inner, `${indent}  `)}`
+        : `${indent}${named(key)}: ${flow(inner)}\n`,
+    )
+    .join("");
+}
+
+const isNested = (value) =>
+  value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length > 0;
+const named = (key) =>
+  /^[A-Za-z_][\w.-]*$/.test(key) && !/^(y|n|yes|no|on|off|true|false|null)$/i.test(key) ? key : JSON.stringify(key);
+
+function flow(value) {
+  if (Array.isArray(value)) return `[${value.map(flow).join(", ")}]`;
+  if (value !== null && typeof value === "object")
+    return `{${Object.entries(value)
+      .map(([key, inner]) => `${named(key)}: ${flow(inner)}`)
+      .join(", ")}}`;
+  // YAML 1.1 takes 1e-7 for a text: its numbers have a point.
+  return typeof value === "number" ? String(value).replace(/^(-?\d+)e/, "$1.0e") : JSON.stringify(value);
 }

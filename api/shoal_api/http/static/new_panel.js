@@ -1,5 +1,6 @@
 // The form that adds a panel: of which kind, and of what.
 import { $, element } from "./dom.js";
+import { offer } from "./address.js";
 import { request } from "./api.js";
 import { newPanel } from "./workspace_views.js";
 
@@ -33,7 +34,7 @@ export function setUpNewPanel(state, changed, problem) {
 // The names that its fields, and that of the groups, suggest.
 export async function offerNames() {
   const { items } = await request("/v1/job-fields");
-  $("names").replaceChildren(
-    ...[...PLAIN.map((name) => ({ name })), ...items].map(({ name }) => element("option", null, { value: name })),
-  );
+  const names = [...PLAIN, ...items.map(({ name }) => name)];
+  $("names").replaceChildren(...names.map((name) => element("option", null, { value: name })));
+  offer($("axis"), names.filter(isMetric));
 }

@@ -1,5 +1,5 @@
 // The nodes, by cluster if there are several, and what runs on each.
-import { $, element, link } from "./dom.js";
+import { $, element, link, smallLine } from "./dom.js";
 import { jobPage } from "./api.js";
 import { head } from "./clusters.js";
 import { moment, number } from "./format.js";
@@ -33,10 +33,8 @@ export function nodeCard(node, more = []) {
       element("b", node.ip || node.node_id.slice(0, 8)),
       " ",
       element("span", state[0], { class: `small ${state[1]}` }),
-      element("div", resources.join(", "), { class: "dim small" }),
-      ...(node.cpus_of_others
-        ? [element("div", `${number(node.cpus_of_others)} CPUs are reserved by others`, { class: "dim small" })]
-        : []),
+      smallLine(resources.join(", ")),
+      ...(node.cpus_of_others ? [smallLine(`${number(node.cpus_of_others)} CPUs are reserved by others`)] : []),
       ...(node.suspected ? [element("div", node.suspected, { class: "small warn" })] : []),
       ...(node.cordon && !node.drain ? [element("div", node.cordon.reason, { class: "small warn" })] : []),
       ...(node.drain

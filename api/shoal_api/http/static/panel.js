@@ -7,7 +7,7 @@ import { drawBand, drawMarks, drawNames } from "./draw_over.js";
 import { whole } from "./format.js";
 import { extentOf, linesOf, viewOf } from "./panel_lines.js";
 import { placing, Raster } from "./raster.js";
-import { nearestPoint, valueAt } from "./curve_data.js";
+import { isMetricAxis, nearestPoint, valueAt } from "./curve_data.js";
 import { drawBars, drawScatter } from "./panel_values.js";
 
 const LEFT = 60,
@@ -224,7 +224,12 @@ export class Panel {
     this.workspace.point(x);
     const shown = found.slice(0, NAMED);
     this.say([
-      [this.workspace.state.axis === "time" ? duration(x) : `${this.workspace.state.axis} ${whole(x)}`, ""],
+      [
+        this.workspace.state.axis === "time"
+          ? duration(x)
+          : `${this.workspace.state.axis} ${isMetricAxis(this.workspace.state.axis) ? short(x) : whole(x)}`,
+        "",
+      ],
       ...shown
         .sort((a, b) => b.value - a.value)
         .map(({ line, value }) => [`${short(value)}  ${line.name}`, line.colour]),

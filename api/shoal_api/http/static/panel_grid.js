@@ -1,5 +1,5 @@
 // The panels in their places: arranged with the pointer (drag a title, or an edge) or with the buttons of each, by keyboard too.
-import { $, element } from "./dom.js";
+import { $, button, element } from "./dom.js";
 import { describeKeys } from "./keys.js";
 import { Panel } from "./panel.js";
 
@@ -127,15 +127,14 @@ export class PanelGrid {
     const panel = new Panel(spec, this.workspace),
       title = spec.kind === "scatter" ? `${spec.y} over ${spec.x}` : spec.y;
     const act = (label, text, change) =>
-      element("button", text, {
-        type: "button",
-        "aria-label": `${label}: ${title}`,
-        title: label,
-        click: () => {
+      button(
+        text,
+        () => {
           change();
           this.changed();
         },
-      });
+        { "aria-label": `${label}: ${title}`, title: label },
+      );
     const toggle = (label, text, field) => {
       const made = act(label, text, () => {
         spec[field] = !spec[field];

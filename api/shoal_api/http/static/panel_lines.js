@@ -1,5 +1,5 @@
 // What a panel of curves draws: a line for each job or group that is shown, and the part of the axes that they need. Pure.
-import { indexAt, positions, quantile, smoothed, together } from "./curve_data.js";
+import { indexAt, isMetricAxis, ordered, positions, quantile, smoothed, together } from "./curve_data.js";
 
 const OUTSIDE = 0.01; // of the values at each end, if outliers are left out
 
@@ -12,7 +12,7 @@ export function linesOf(shown, curveOf, metric, { axis, smoothing, band }, isGro
       const curve = curveOf(job),
         xs = positions(job, curve, axis),
         ys = smoothed(curve, metric, smoothing);
-      if (xs && ys && xs.length) curves.push({ xs, ys });
+      if (xs && ys && xs.length) curves.push(isMetricAxis(axis) ? ordered({ xs, ys }) : { xs, ys });
     }
     if (!curves.length) continue;
     made.push({ key, name, colour, dash, ...(isGrouped ? together(curves, band) : curves[0]) });

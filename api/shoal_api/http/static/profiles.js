@@ -1,5 +1,5 @@
 // The profiles of a job, newest first: where the time of a step went, and the files to download.
-import { $, element, fill, link, row } from "./dom.js";
+import { $, element, fill, link, rows, small } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { bytes, moment, percent, seconds, whole } from "./format.js";
 import { key, stripe } from "./stripe.js";
@@ -15,28 +15,23 @@ export async function showProfiles(id) {
   if (turn !== asked) return;
   $("unprofiled").hidden = items.length > 0;
   fill("profile-key", items.some((one) => one.times.length) ? PARTS.map((name) => key(name)) : []);
-  fill(
+  rows(
     "profiles",
-    [...items]
-      .reverse()
-      .map((one) =>
-        row(
-          [
-            whole(one.number),
-            element("span", one.state, { class: COLOURS[one.state] }),
-            whole(one.rank),
-            steps(one),
-            one.times.length ? seconds(mean(one)) : "–",
-            where(one),
-            one.peak_bytes === null ? "–" : bytes(one.peak_bytes),
-            one.times.length ? seconds(one.held_s) : "–",
-            moment(one.requested_at),
-            element("td", one.reason || one.note || "", { class: "text" }),
-            files(id, one),
-          ],
-          { "data-profile": one.number },
-        ),
-      ),
+    [...items].reverse(),
+    (one) => [
+      whole(one.number),
+      element("span", one.state, { class: COLOURS[one.state] }),
+      whole(one.rank),
+      steps(one),
+      one.times.length ? seconds(mean(one)) : "–",
+      where(one),
+      one.peak_bytes === null ? "–" : bytes(one.peak_bytes),
+      one.times.length ? seconds(one.held_s) : "–",
+      moment(one.requested_at),
+      element("td", one.reason || one.note || "", { class: "text" }),
+      files(id, one),
+    ],
+    (one) => ({ "data-profile": one.number }),
   );
 }
 
@@ -49,10 +44,7 @@ function where(one) {
   if (!one.times.length) return "–";
   const parts = PARTS.map((name) => [name, spent(one, name)]).filter(([, amount]) => amount > 0);
   const said = parts.map(([name, amount]) => `${name} ${percent(amount / mean(one))}`).join(", ");
-  return element("span", [
-    stripe(parts, 160, 12, `Where a step's time goes: ${said}`),
-    element("span", said, { class: "dim small" }),
-  ]);
+  return element("span", [stripe(parts, 160, 12, `Where a step's time goes: ${said}`), small(said)]);
 }
 
 const files = (id, one) =>

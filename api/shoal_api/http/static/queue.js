@@ -1,5 +1,5 @@
 // The queue in the order in which its jobs would start, and the running jobs that get no more workers.
-import { $, element, fill, link, row, said } from "./dom.js";
+import { $, element, link, rows, said } from "./dom.js";
 import { jobPage } from "./api.js";
 import { moment, seconds, whole } from "./format.js";
 import { holders } from "./holders.js";
@@ -9,36 +9,28 @@ const title = (job) => element("td", said(link(job.name, jobPage(job.job_id))), 
 export function showQueue(queue) {
   const now = Date.now() / 1000;
   $("no-queue").hidden = queue.items.length > 0;
-  fill(
+  rows(
     "queue",
-    queue.items.map((job) =>
-      row(
-        [
-          whole(job.place?.position),
-          title(job),
-          said(`${job.project}, ${job.user}`),
-          whole(job.priority),
-          element("span", seconds(Math.max(0, now - job.submitted_at)), { title: moment(job.submitted_at) }),
-          starts(job.place, now),
-          element("td", job.place?.reason ?? "The scheduler has not considered it yet.", { class: "text" }),
-          element("td", job.place?.holders.length ? holders(job.place.holders) : "–", { class: "text" }),
-        ],
-        { "data-id": job.job_id },
-      ),
-    ),
+    queue.items,
+    (job) => [
+      whole(job.place?.position),
+      title(job),
+      said(`${job.project}, ${job.user}`),
+      whole(job.priority),
+      element("span", seconds(Math.max(0, now - job.submitted_at)), { title: moment(job.submitted_at) }),
+      starts(job.place, now),
+      element("td", job.place?.reason ?? "The scheduler has not considered it yet.", { class: "text" }),
+      element("td", job.place?.holders.length ? holders(job.place.holders) : "–", { class: "text" }),
+    ],
+    (job) => ({ "data-id": job.job_id }),
   );
   $("of-held").hidden = !queue.held_back.length;
-  fill(
-    "held",
-    queue.held_back.map((job) =>
-      row([
-        title(job),
-        job.project,
-        `${whole(job.workers)} of ${whole(job.answer.max_workers)}`,
-        element("td", job.answer.reason, { class: "text" }),
-      ]),
-    ),
-  );
+  rows("held", queue.held_back, (job) => [
+    title(job),
+    job.project,
+    `${whole(job.workers)} of ${whole(job.answer.max_workers)}`,
+    element("td", job.answer.reason, { class: "text" }),
+  ]);
 }
 
 function starts(place, now) {

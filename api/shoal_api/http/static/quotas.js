@@ -1,5 +1,5 @@
 // The quotas of projects beside what they use, and a dialog that changes them.
-import { $, element, fill, row, said } from "./dom.js";
+import { $, button, element, rows, said } from "./dom.js";
 import { request } from "./api.js";
 import { ask } from "./dialog.js";
 import { number, whole } from "./format.js";
@@ -12,27 +12,24 @@ export function showQuotas(found, may, read) {
   projects = found;
   done = read;
   $("define").hidden = !may;
-  fill(
+  rows(
     "projects",
-    found.map((one) =>
-      row(
-        [
-          element("td", said(one.name), { class: "title" }),
-          one.parent ?? "–",
-          used(one.workers, one.limit, `Workers of ${one.name}`),
-          one.is_defined ? whole(one.guaranteed) : "–",
-          one.is_defined ? number(one.weight) : "–",
-          used(one.running, one.max_running, `Running jobs of ${one.name}`),
-          used(one.queued, one.max_queued, `Queued jobs of ${one.name}`),
-          element(
-            "td",
-            may ? element("div", buttons(one), { class: "controls" }) : one.is_defined ? "" : "as the project default",
-            { class: "title" },
-          ),
-        ],
-        { "data-project": one.name },
+    found,
+    (one) => [
+      element("td", said(one.name), { class: "title" }),
+      one.parent ?? "–",
+      used(one.workers, one.limit, `Workers of ${one.name}`),
+      one.is_defined ? whole(one.guaranteed) : "–",
+      one.is_defined ? number(one.weight) : "–",
+      used(one.running, one.max_running, `Running jobs of ${one.name}`),
+      used(one.queued, one.max_queued, `Queued jobs of ${one.name}`),
+      element(
+        "td",
+        may ? element("div", buttons(one), { class: "controls" }) : one.is_defined ? "" : "as the project default",
+        { class: "title" },
       ),
-    ),
+    ],
+    (one) => ({ "data-project": one.name }),
   );
 }
 
@@ -47,18 +44,14 @@ function used(count, most, name) {
 
 function buttons(project) {
   return [
-    element("button", project.is_defined ? "Change" : "Define", {
-      type: "button",
+    button(project.is_defined ? "Change" : "Define", () => edit(project), {
       "aria-label": `Change the quotas of ${project.name}`,
-      click: () => edit(project),
     }),
     ...(project.is_defined
       ? [
-          element("button", "Delete", {
-            type: "button",
+          button("Delete", () => remove(project.name), {
             class: "danger",
             "aria-label": `Delete the quotas of ${project.name}`,
-            click: () => remove(project.name),
           }),
         ]
       : []),

@@ -1,5 +1,5 @@
 // The jobs at the left of a workspace: which are drawn, in which colour, and in which group.
-import { $, element, link } from "./dom.js";
+import { $, button, element, link, small } from "./dom.js";
 import { jobPage } from "./api.js";
 import { badge } from "./states.js";
 import { plural } from "./format.js";
@@ -75,15 +75,15 @@ export class RunList {
       state.colours[key] = made.colour = dot.value;
       this.changed();
     });
-    const only = element("button", "only", {
-      type: "button",
-      "aria-label": `Show only ${name}`,
-      click: () => {
+    const only = button(
+      "only",
+      () => {
         for (const one of this.groups) state.hidden[one.key === key ? "delete" : "add"](one.key);
         this.changed();
       },
-    });
-    const facts = element("span", null, { class: "dim small" });
+      { "aria-label": `Show only ${name}` },
+    );
+    const facts = small(null);
     const title = state.group
       ? element("b", `${name} (${members.length})`)
       : link(name, jobPage(members[0].id), { title: members[0].id });

@@ -1,5 +1,5 @@
 // What every page has: the search over everything (/), the help on keys (?), and the way to the account.
-import { element } from "./dom.js";
+import { button, element, small } from "./dom.js";
 import { bind, describeKeys, keysOfPage } from "./keys.js";
 import { find, forget, signOf } from "./search_sources.js";
 
@@ -19,23 +19,22 @@ const box = element("input", null, {
 const list = element("ul", [], { id: "site-found", role: "listbox", "aria-label": "Found" });
 const palette = element("dialog", [box, list], { class: "palette", "aria-label": "Search everything" });
 const keyList = element("dl", [], { class: "keys" });
-const help = element(
-  "dialog",
-  [element("h2", "Keys"), keyList, element("button", "Close", { type: "button", click: () => help.close() })],
-  { class: "help", "aria-label": "Keys" },
-);
+const help = element("dialog", [element("h2", "Keys"), keyList, button("Close", () => help.close())], {
+  class: "help",
+  "aria-label": "Keys",
+});
 let turn = 0,
   timer = null,
   chosen = 0;
 
 document.body.append(palette, help);
 document.querySelector("header nav").append(
-  element("button", "Search /", { type: "button", class: "quiet", id: "site-search", click: openPalette }),
+  button("Search /", openPalette, { class: "quiet", id: "site-search" }),
   element("a", "Account", {
     href: "/account",
     ...(location.pathname === "/account" ? { "aria-current": "page" } : {}),
   }),
-  element("button", "?", { type: "button", class: "quiet", "aria-label": "Keys", click: openHelp }),
+  button("?", openHelp, { class: "quiet", "aria-label": "Keys" }),
 );
 bind("/", openPalette);
 bind("?", openHelp);
@@ -89,20 +88,16 @@ async function search() {
   if (mine !== turn) return;
   list.replaceChildren(
     ...all.map(({ kind, name, href, more }, index) =>
-      element(
-        "li",
-        [signOf(kind), element("span", kind, { class: "dim small" }), " ", name, " ", ...(more ? [more] : [])],
-        {
-          role: "option",
-          id: `site-found-${index}`,
-          "data-href": href,
-          "data-kind": kind,
-          class: index && all[index - 1].kind !== kind ? "first" : undefined,
-          click: () => {
-            location.href = href;
-          },
+      element("li", [signOf(kind), small(kind), " ", name, " ", ...(more ? [more] : [])], {
+        role: "option",
+        id: `site-found-${index}`,
+        "data-href": href,
+        "data-kind": kind,
+        class: index && all[index - 1].kind !== kind ? "first" : undefined,
+        click: () => {
+          location.href = href;
         },
-      ),
+      }),
     ),
   );
   if (!all.length)

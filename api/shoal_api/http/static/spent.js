@@ -1,5 +1,5 @@
 // Goodput by project: where the worker-seconds of the chosen time went, by cause, as a whole and over time.
-import { $, element, fill, row, said, svg } from "./dom.js";
+import { $, element, fill, rows, said, smallLine, svg } from "./dom.js";
 import { brief, percent, seconds, words } from "./format.js";
 import { CATEGORIES, key, stripe } from "./stripe.js";
 
@@ -16,27 +16,19 @@ export function showSpent({ projects, edges }) {
     USES.filter((name) => spent.some((one) => one.seconds[name])).map((name) => key(name)),
   );
   const most = Math.max(1e-9, ...spent.flatMap((one) => sums(one, edges)));
-  fill(
+  rows(
     "spent",
-    spent.map((one) =>
-      row(
-        [
-          element("td", said(one.project), { class: "title" }),
-          percent((one.seconds.productive ?? 0) / one.total),
-          seconds(used(one)),
-          element(
-            "td",
-            [
-              stripe(parts(one), 300, 16, `Worker time of ${one.project} by cause`),
-              element("div", listed(one), { class: "small dim" }),
-            ],
-            { class: "text" },
-          ),
-          element("td", bars(one, edges, most), { class: "text" }),
-        ],
-        { "data-project": one.project },
-      ),
-    ),
+    spent,
+    (one) => [
+      element("td", said(one.project), { class: "title" }),
+      percent((one.seconds.productive ?? 0) / one.total),
+      seconds(used(one)),
+      element("td", [stripe(parts(one), 300, 16, `Worker time of ${one.project} by cause`), smallLine(listed(one))], {
+        class: "text",
+      }),
+      element("td", bars(one, edges, most), { class: "text" }),
+    ],
+    (one) => ({ "data-project": one.project }),
   );
 }
 

@@ -1,5 +1,5 @@
 // A stripe of amounts by name, each as wide as its share, and the items of its key.
-import { element, svg } from "./dom.js";
+import { element, hint, svg } from "./dom.js";
 import { seconds, words } from "./format.js";
 
 export const CATEGORIES = [
@@ -29,12 +29,10 @@ export function stripe(parts, width, height, name) {
     },
     parts.map(([part, amount]) => {
       const wide = total ? (width * amount) / total : 0;
-      const shape = svg("rect", { x: left, y: 0, width: wide, height, class: part });
-      const title = svg("title", {});
-      title.textContent = `${words(part)} ${seconds(amount)}`;
-      shape.append(title);
       left += wide;
-      return shape;
+      return svg("rect", { x: left - wide, y: 0, width: wide, height, class: part }, [
+        hint(`${words(part)} ${seconds(amount)}`),
+      ]);
     }),
   );
 }

@@ -1,6 +1,6 @@
 // The form for a new job: the service checks the YAML while one types, and the planner predicts its layouts.
-import { $, link, row } from "./dom.js";
-import { jobPage, jobPath, request } from "./api.js";
+import { $, link, row, say } from "./dom.js";
+import { jobPage, jobPath, request, validated } from "./api.js";
 import { bytes, number, seconds } from "./format.js";
 import { showPreview } from "./data_preview.js";
 import { ENDED } from "./states.js";
@@ -71,14 +71,9 @@ async function check() {
   const mine = ++turn,
     body = $("yaml").value;
   try {
-    const found = await request("/v1/specs/validate", { method: "POST", body, type: "application/yaml" });
+    const found = await validated(body);
     if (mine !== turn) return;
-    say(
-      found.valid
-        ? "The spec is valid."
-        : found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"),
-      found.valid,
-    );
+    say("verdict", found.valid ? "The spec is valid." : found.words, found.valid ? "done" : "error");
     $("submit").disabled = !found.valid;
     valid = found.valid ? found.spec : null;
     allowReading();
@@ -86,7 +81,7 @@ async function check() {
     else $("plan").replaceChildren();
   } catch (error) {
     if (mine === turn) {
-      say(error.message, false);
+      say("verdict", error.message, "error");
       $("plan").replaceChildren();
     }
   }
@@ -125,7 +120,7 @@ async function readData(spec) {
     retry: { max_failures: 0 },
   };
   const { id, name } = await request("/v1/jobs", { method: "POST", body });
-  const say = (text) => $("data-said").replaceChildren(link(name, jobPage(id)), ` ${text}`);
+  const tell = (text) => $("data-said").replaceChildren(link(name, jobPage(id)), ` ${text}`);
   for (
     let ended = false;
     !(await showPreview(id));
@@ -136,9 +131,9 @@ async function readData(spec) {
     if (ended) return;
     const { status } = await request(jobPath(id));
     ended = ENDED.has(status.state); // it may have described the data meanwhile
-    say([status.state, status.message].filter(Boolean).join(": "));
+    tell([status.state, status.message].filter(Boolean).join(": "));
   }
-  say("has read the data.");
+  tell("has read the data.");
   await request(`${jobPath(id)}/cancel`, { method: "POST" }).catch(() => {});
 }
 
@@ -148,12 +143,7 @@ async function submit() {
     const job = await request("/v1/jobs", { method: "POST", body: $("yaml").value, type: "application/yaml" });
     location.href = jobPage(job.id);
   } catch (error) {
-    say(error.message, false);
+    say("verdict", error.message, "error");
     $("submit").disabled = false;
   }
-}
-
-function say(text, good) {
-  $("verdict").textContent = text;
-  $("verdict").className = good ? "done" : "error";
 }

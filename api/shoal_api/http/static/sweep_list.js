@@ -1,5 +1,5 @@
 // The page of sweeps without a chosen one: a table of them, the newest first. sweeps.js calls it.
-import { $, element, fill, link, row, said } from "./dom.js";
+import { $, element, fill, link, row, said, smallLine } from "./dom.js";
 import { jobPage, request } from "./api.js";
 import { brief, moment, number, plural, seconds, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
@@ -53,19 +53,14 @@ function sweepRow(one) {
         "aria-label": `Jobs of ${one.name} that have ended`,
       }),
     ]),
-    element(
-      "div",
+    smallLine(
       Object.entries(one.num_by_state)
         .map(([state, count]) => `${whole(count)} ${state}`)
         .join(", "),
-      { class: "dim small" },
     ),
   ];
   const best = one.best
-    ? [
-        number(one.best.value),
-        element("div", one.best.measure === "val_loss" ? "validation loss" : "loss", { class: "dim small" }),
-      ]
+    ? [number(one.best.value), smallLine(one.best.measure === "val_loss" ? "validation loss" : "loss")]
     : "–";
   const took = one.ended_at === null ? "" : `took ${seconds(one.ended_at - one.created_at)}`;
   return row(
@@ -76,10 +71,7 @@ function sweepRow(one) {
       element("td", jobs, { class: "text" }),
       element("div", best),
       one.best ? said(link(one.best.name, jobPage(one.best.job), { title: one.best.job })) : "–",
-      element("div", [
-        element("div", brief(one.created_at), { title: moment(one.created_at) }),
-        element("div", took, { class: "dim small" }),
-      ]),
+      element("div", [element("div", brief(one.created_at), { title: moment(one.created_at) }), smallLine(took)]),
     ],
     { class: "row", "data-sweep": one.name },
   );

@@ -1,6 +1,6 @@
 // The form that starts a sweep. Each line of its values is a key and a list, or a range from which numbers are drawn.
-import { $ } from "./dom.js";
-import { request } from "./api.js";
+import { $, say } from "./dom.js";
+import { request, validated } from "./api.js";
 import { plural } from "./format.js";
 
 const SPEC = `name: my-sweep
@@ -46,10 +46,10 @@ export function setUpStart() {
 // How many jobs the form asks for, or what is wrong with it.
 function tell() {
   try {
-    say(`${plural(sizeOf(asked()), "job")}.`, "dim");
+    say("verdict", `${plural(sizeOf(asked()), "job")}.`, "dim");
     $("submit").disabled = false;
   } catch (error) {
-    say(error.message, "error");
+    say("verdict", error.message, "error");
     $("submit").disabled = true;
   }
 }
@@ -121,25 +121,16 @@ async function start() {
   $("submit").disabled = true;
   try {
     const body = asked(),
-      found = await request("/v1/specs/validate", {
-        method: "POST",
-        body: $("sweep-yaml").value,
-        type: "application/yaml",
-      });
-    if (!found.valid) throw new Error(found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"));
+      found = await validated($("sweep-yaml").value);
+    if (!found.valid) throw new Error(found.words);
     const { sweep: _, ...spec } = found.spec;
     const made = await request("/v1/sweeps", { method: "POST", body: { ...body, spec } });
     location.href = sweepPage(made);
   } catch (error) {
-    say(error.message, "error");
+    say("verdict", error.message, "error");
     $("submit").disabled = false;
   }
 }
 
 export const sweepPage = ({ name, project }) =>
   `/sweeps?label=${encodeURIComponent(`sweep=${name}`)}&project=${encodeURIComponent(project)}`;
-
-function say(text, look) {
-  $("verdict").textContent = text;
-  $("verdict").className = look;
-}

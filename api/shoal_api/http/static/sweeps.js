@@ -1,6 +1,6 @@
 // The page of a sweep: its rules, curves, best so far, what matters, parallel axes and the table. It shows the jobs with any
 // other label too, without what only a sweep has.
-import { $, element, facts, fill, link, row, said } from "./dom.js";
+import { $, button, element, facts, fill, link, rows, said } from "./dom.js";
 import { jobPage, request } from "./api.js";
 import { ask } from "./dialog.js";
 import { Live, throttled } from "./live.js";
@@ -152,48 +152,42 @@ function show() {
     columns.map(([title]) =>
       element(
         "th",
-        element("button", title + (title === order ? (up ? " ▴" : " ▾") : ""), {
-          type: "button",
-          click: () => {
-            up = title === order ? !up : true;
-            order = title;
-            show();
-          },
+        button(title + (title === order ? (up ? " ▴" : " ▾") : ""), () => {
+          up = title === order ? !up : true;
+          order = title;
+          show();
         }),
         { scope: "col", "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" },
       ),
     ),
   );
-  fill(
+  rows(
     "jobs",
-    sorted.map((job) =>
-      row(
+    sorted,
+    (job) => [
+      element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
+      element(
+        "td",
         [
-          element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
-          element(
-            "td",
-            [
-              badge(job.state),
-              job.reason === "pruned"
-                ? " pruned"
-                : ranks.get(job.id) === 0 && typeof lossOf(job) === "number"
-                  ? " best"
-                  : "",
-            ],
-            { class: "title" },
-          ),
-          ...names.map((name) => job.labels[name] ?? "–"),
-          steps(job),
-          number(job.loss),
-          number(job.val_loss),
-          number(job.tokens_per_s),
-          percent(job.goodput),
-          job.incidents,
-          element("td", job.state === "RUNNING" ? "" : job.message, { class: "text" }),
+          badge(job.state),
+          job.reason === "pruned"
+            ? " pruned"
+            : ranks.get(job.id) === 0 && typeof lossOf(job) === "number"
+              ? " best"
+              : "",
         ],
-        { class: "row" },
+        { class: "title" },
       ),
-    ),
+      ...names.map((name) => job.labels[name] ?? "–"),
+      steps(job),
+      number(job.loss),
+      number(job.val_loss),
+      number(job.tokens_per_s),
+      percent(job.goodput),
+      job.incidents,
+      element("td", job.state === "RUNNING" ? "" : job.message, { class: "text" }),
+    ],
+    (job) => ({ class: "row" }),
   );
   draw();
 }

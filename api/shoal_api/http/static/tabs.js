@@ -1,6 +1,6 @@
 // The tabs of a page, made from its panels: <div data-tab="logs" data-words="Logs">. The address names the open one, #tab=logs, and may
 // hold more for it, #tab=logs&line=12. Keys as in the ARIA pattern: arrows, Home and End; only the open tab is reached by Tab.
-import { element } from "./dom.js";
+import { button } from "./dom.js";
 
 export const address = () => new URLSearchParams(location.hash.slice(1));
 
@@ -34,13 +34,7 @@ export function setUpTabs(list, whenOpened) {
     panel.setAttribute("aria-labelledby", `tab-${name}`);
     tabs.set(
       name,
-      element("button", panel.dataset.words, {
-        type: "button",
-        role: "tab",
-        id: `tab-${name}`,
-        "aria-controls": panel.id,
-        click: () => go(name),
-      }),
+      button(panel.dataset.words, () => go(name), { role: "tab", id: `tab-${name}`, "aria-controls": panel.id }),
     );
   }
   list.replaceChildren(...tabs.values());

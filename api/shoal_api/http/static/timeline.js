@@ -1,6 +1,6 @@
 // Workers over jobs and time: a lane for each job, as high as its workers, in the colour of its state; and each change of a
 // job's workers, with the jobs that gave or got them.
-import { $, element, fill, link, row, said, svg } from "./dom.js";
+import { $, element, fill, link, rows, said, svg } from "./dom.js";
 import { jobPage } from "./api.js";
 import { brief, clock, moment, plural, seconds, whole } from "./format.js";
 import { badge, COLOURS } from "./states.js";
@@ -27,19 +27,16 @@ export function showTimeline(found) {
     "states",
     seen.map((state) => element("li", [element("span", "", { class: `swatch lane-${look(state)}` }), state])),
   );
-  fill(
+  rows(
     "timeline",
-    found.jobs.map((job) =>
-      row(
-        [
-          element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
-          job.project,
-          element("td", badge(job.state), { class: "title" }),
-          element("td", lane(job, found, most), { class: "text" }),
-        ],
-        { class: "row", "data-id": job.id },
-      ),
-    ),
+    found.jobs,
+    (job) => [
+      element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
+      job.project,
+      element("td", badge(job.state), { class: "title" }),
+      element("td", lane(job, found, most), { class: "text" }),
+    ],
+    (job) => ({ class: "row", "data-id": job.id }),
   );
   changes = found.decisions;
   showChanges();
@@ -50,21 +47,18 @@ function showChanges() {
   $("no-decisions").hidden = changes.length > 0;
   $("all-decisions").hidden = shown.length === changes.length;
   $("all-decisions").textContent = `Show all ${whole(changes.length)}`;
-  fill(
+  rows(
     "decisions",
-    shown.map((one) =>
-      row(
-        [
-          element("span", brief(one.at), { title: moment(one.at) }),
-          element("td", said(link(one.name, jobPage(one.job))), { class: "title" }),
-          WHAT[one.kind],
-          `${whole(one.before)} → ${whole(one.after)}`,
-          element("td", partners(one), { class: "text" }),
-          element("td", one.reason || one.words, { class: "text" }),
-        ],
-        { "data-kind": one.kind },
-      ),
-    ),
+    shown,
+    (one) => [
+      element("span", brief(one.at), { title: moment(one.at) }),
+      element("td", said(link(one.name, jobPage(one.job))), { class: "title" }),
+      WHAT[one.kind],
+      `${whole(one.before)} → ${whole(one.after)}`,
+      element("td", partners(one), { class: "text" }),
+      element("td", one.reason || one.words, { class: "text" }),
+    ],
+    (one) => ({ "data-kind": one.kind }),
   );
 }
 

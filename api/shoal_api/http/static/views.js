@@ -1,6 +1,6 @@
 // Views that are saved on the service, under a name for all who see their project: of the table of jobs, and of the workspace.
 import { $, element } from "./dom.js";
-import { ask } from "./dialog.js";
+import { ask, field } from "./dialog.js";
 import { request } from "./api.js";
 
 const path = (project, name) => `/v1/views/${encodeURIComponent(project)}/${encodeURIComponent(name)}`;
@@ -29,15 +29,15 @@ export function offerViews(current, isOffered = () => true) {
 export function setUpSaving({ title, words, document, usual, shown }) {
   $("save-view").addEventListener("click", () => {
     const open = savedView($("views").value);
-    const name = element("input", null, { id: "dialog-value", value: open?.name ?? "" }),
-      project = element("input", null, { id: "view-project", value: open?.project ?? (usual() || "default") });
+    const name = field("Name", { value: open?.name ?? "" }),
+      project = field("Project", { id: "view-project", value: open?.project ?? (usual() || "default") });
     ask({
       title,
       confirm: "Save",
-      input: [element("p", element("label", ["Name ", name])), element("p", element("label", ["Project ", project]))],
+      input: [element("p", name), element("p", project)],
       words: async () => `${words} One with the same name is replaced.`,
       send: async () => {
-        const one = { project: project.value.trim(), name: name.value.trim() };
+        const one = { project: $("view-project").value.trim(), name: $("dialog-value").value.trim() };
         await request(path(one.project, one.name), { method: "PUT", body: document(savedView(keyOf(one))?.view) });
         await loadViews();
         shown(keyOf(one));

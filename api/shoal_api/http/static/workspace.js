@@ -2,6 +2,7 @@
 import { $ } from "./dom.js";
 import { request } from "./api.js";
 import { Live } from "./live.js";
+import { offer } from "./address.js";
 import { onThemeChange } from "./theme.js";
 import { positions, indexAt, unpack } from "./curve_data.js";
 import { PanelGrid } from "./panel_grid.js";
@@ -57,7 +58,12 @@ const grid = new PanelGrid(workspace, changed),
   list = new RunList(state, changed, (key) => workspace.mark(key));
 
 const metrics = () =>
-  [...new Set(state.panels.filter(({ kind, y }) => kind === "lines" && isMetric(y)).map(({ y }) => y))].sort();
+  [
+    ...new Set([
+      ...state.panels.filter(({ kind, y }) => kind === "lines" && isMetric(y)).map(({ y }) => y),
+      ...(isMetric(state.axis) ? [state.axis] : []),
+    ]),
+  ].sort();
 const columns = () =>
   [
     ...new Set(
@@ -173,7 +179,7 @@ function dropDetail() {
 // Zoomed in, more points of that part are asked for, of the jobs that are drawn; until they come, those that are known are shown.
 function detail() {
   clearTimeout(detailing);
-  if (!state.zoom) return;
+  if (!state.zoom || isMetric(state.axis)) return;
   detailing = setTimeout(async () => {
     const zoom = state.zoom,
       mine = turn,
@@ -207,10 +213,10 @@ function detail() {
 }
 
 function controls() {
+  offer($("axis"), [state.axis]);
   for (const name of ["where", "axis", "smoothing", "group", "band", "limit"])
     if (document.activeElement !== $(name) && !(name === "where" && typing !== null)) $(name).value = state[name];
-  if (state.project && ![...$("project").options].some(({ value }) => value === state.project))
-    $("project").append(new Option(state.project, state.project));
+  offer($("project"), [state.project]);
   $("project").value = state.project;
   $("of-band").hidden = !state.group;
   $("log-x").checked = state.log_x;

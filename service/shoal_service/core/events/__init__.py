@@ -43,6 +43,7 @@ from shoal_service.core.events.service import (
     WebhookGaveUp,
 )
 from shoal_service.core.events.training import (
+    AlertRaised,
     CheckpointCommitted,
     CheckpointDamaged,
     CheckpointDeleted,
@@ -89,6 +90,7 @@ from shoal_service.core.events.workers import (
 )
 
 __all__ = [
+    "AlertRaised",
     "CheckpointCommitted",
     "CheckpointDamaged",
     "CheckpointDeleted",

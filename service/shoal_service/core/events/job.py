@@ -182,6 +182,7 @@ class JobPatched(JobEvent):
     """Only those that were changed; null: removed."""
     annotations: tuple[str, ...] | None = None
     """Names of those that were changed."""
+    alerts: tuple[str, ...] | None = None
     by: str | None = None
     """Name of the one who asked through the API."""
 

@@ -226,6 +226,23 @@ class NonFiniteStepRolledBack(JobEvent):
         return f"back to step {self.to}, and step {self.step} is left out: {self.message}"
 
 
+class AlertRaised(JobEvent):
+    """A condition of the spec's `alerts` began to hold; again only after it has ceased to, and 10 minutes later at the
+    earliest."""
+
+    type: ClassVar[str] = "alert.raised"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    condition: str
+    step: int
+    values: dict[str, float]
+    """The values at that step, by the names in the condition."""
+
+    def words(self) -> str:
+        values = ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())
+        return f"alert: {self.condition} since step {self.step}" + (f" ({values})" if values else "")
+
+
 class StoppedEarly(JobEvent):
     """Training ends after this step, because validation has not improved for long enough."""
 

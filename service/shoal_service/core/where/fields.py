@@ -4,7 +4,8 @@
     metric.NAME, val.NAME             the task's own metrics in the newest step, and in the newest validation
     label.NAME, annotation.NAME       labels and annotations
     max(loss), min(val_loss) ...      the largest and the smallest value over all steps of a column of `SERIES`
-    first(step where loss is nan)     the first step after a finite value whose value is not finite
+    first(step where loss is nan)     the first step after a finite one whose value is not finite; also a step at which
+                                      the job stopped because its loss or gradient norm was not finite
     optimizer.lr, model.dim ...       any setting of the spec, by its path; the last key alone if only one path ends so
 
 `field_named` finds a name, and refuses others with the names that are near. `value_of` reads a field from the documents
