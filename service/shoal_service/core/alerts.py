@@ -100,8 +100,17 @@ def follow(
 def refused_step(step: int, at: float) -> SeriesPoint:
     """The step at which a job stopped because its loss or gradient was not finite. It is in no series."""
     nan = math.nan
-    values = {"loss": nan, "grad_norm": nan, "lr": nan, "tokens_per_s": nan, "step_s": nan}
-    return SeriesPoint(step=step, at=at, world_size=0, generation=0, **values)
+    return SeriesPoint(
+        step=step,
+        at=at,
+        loss=nan,
+        grad_norm=nan,
+        lr=nan,
+        tokens_per_s=nan,
+        step_s=nan,
+        world_size=0,
+        generation=0,
+    )
 
 
 def _after(alert: AlertView, point: SeriesPoint, events: list[AlertRaised]) -> AlertView:

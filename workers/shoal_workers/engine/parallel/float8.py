@@ -54,7 +54,7 @@ def apply_float8(model: nn.Module, plan: ParallelPlan, scales: Fp8Scales, device
             continue
         setattr(module, _PRODUCT, product)
         if "forward" not in vars(module):  # else the tensor axis has set one, which calls `multiply`
-            module.forward = partial(_forward, module)
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
 def why_no_fp8(device: str, capability: tuple[int, int]) -> str:
