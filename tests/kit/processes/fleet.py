@@ -22,7 +22,7 @@ from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_m
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import Assignment, ExitKind, LogLine, WorkerExit, WorkerPoll
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
-from shoal_workers.contract.worker_reports import SavedPart, StepReport, WorkerReport
+from shoal_workers.contract.worker_reports import GroupFormed, SavedPart, StepReport, WorkerReport
 
 _PROGRAM = str(Path(__file__).with_name("worker_process.py"))
 PATIENCE_S = 120.0
@@ -296,13 +296,18 @@ class Job:
 
     @staticmethod
     def losses(workers: list[RemoteWorker]) -> dict[int, float]:
-        """Loss by step; a step that was done again must give what it gave before."""
+        """Loss by step; a step that was done again must give what it gave before. The report of a step that was broken
+        off once it was decided comes with the next group of the worker."""
         losses: dict[int, float] = {}
         for worker in workers:
-            for item in worker.reports if worker.gone.is_set() else worker.poll():
-                if isinstance(item, StepReport):
-                    assert item.loss is not None
-                    assert losses.setdefault(item.step, item.loss) == pytest.approx(item.loss, abs=1e-5)
+            reports = worker.reports if worker.gone.is_set() else worker.poll()
+            has_reported = False
+            for item in reports:
+                late = item.past if isinstance(item, GroupFormed) and has_reported else ()
+                for report in (item,) if isinstance(item, StepReport) else late:
+                    has_reported = True
+                    assert report.loss is not None
+                    assert losses.setdefault(report.step, report.loss) == pytest.approx(report.loss, abs=1e-5)
         return losses
 
     @staticmethod
