@@ -106,10 +106,10 @@ def _refuse_messages() -> None:
 
 
 def _is_allowed(frame: FrameType | None) -> bool:
-    """True if the group connects in this frame, or an HTTP connection in a frame above."""
-    if frame is not None and frame.f_code.co_filename.startswith(_GROUP):
-        return True
+    """True if the group or an HTTP connection connects in this frame or in one above."""
     while frame is not None:
+        if frame.f_code.co_filename.startswith(_GROUP):
+            return True
         if isinstance(frame.f_locals.get("self"), http.client.HTTPConnection):
             return True
         frame = frame.f_back
