@@ -13,7 +13,6 @@ Imports no torch, since the service uses these errors too. They survive pickling
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -49,7 +48,7 @@ class StateMismatch(CheckpointError):
 
     code = "state_mismatch"
     directory: str
-    problems: Sequence[str]
+    problems: tuple[str, ...]
 
     def __str__(self) -> str:
         shown = "; ".join(self.problems[:_SHOWN])

@@ -179,7 +179,7 @@ def _plan(state: Mapping[str, torch.Tensor], saved: Mapping[str, _Saved], direct
             holes.append(f"of {fqn} it contains only {filled} of the {here.numel()} elements that this rank needs")
         reads += [ItemRead(*places[number], saved_tensor.dtype, tuple(parts)) for number, parts in fills.items()]
     if holes:
-        raise StateMismatch(directory, holes)
+        raise StateMismatch(directory, tuple(holes))
     return sorted(reads, key=lambda read: (read.file, read.item.file_offset))
 
 
@@ -278,4 +278,4 @@ def _refuse_mismatch(state: Mapping[str, torch.Tensor], saved: Mapping[str, _Sav
             here = f"{tensor.dtype} {tuple(tensor.shape)}"
             problems.append(f"{fqn} is {there.dtype} {there.shape} in it, {here} here")
     if problems:
-        raise StateMismatch(directory, problems)
+        raise StateMismatch(directory, tuple(problems))
