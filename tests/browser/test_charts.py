@@ -19,6 +19,11 @@ LOCAL_BUTTONS = {
 CHARTS = """[...document.querySelectorAll('.js-plotly-plot')].filter((chart) => chart.offsetWidth).map((chart) => ({
     id: chart.id, buttons: [...chart.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title),
     server: chart._context.plotlyServerURL}))"""
+CHOOSE = (
+    "(() => {{ const field = document.getElementById('{}'); field.value = '{}';"
+    " field.dispatchEvent(new Event('{}')) }})()"
+)
+"""A user chooses this value of a control; the driver sends no event `input`."""
 DOTS = "[...document.querySelectorAll('{} .scatterlayer .points path')].filter((dot) => dot.getBBox().width > 1).length"
 
 
@@ -105,12 +110,8 @@ def test_an_address_is_the_view(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/workspace")
     drawn = "document.querySelector('.panel canvas')?.dataset.num"
     reader.until(lambda: reader.run(drawn) == "3", "three curves")
-    change = (
-        "(() => {{ const field = document.getElementById('{}'); field.value = '{}';"
-        " field.dispatchEvent(new Event('{}')) }})()"
-    )
-    reader.run(change.format("axis", "time", "change"))
-    reader.run(change.format("smoothing", "0.5", "input"))
+    reader.run(CHOOSE.format("axis", "time", "change"))
+    reader.run(CHOOSE.format("smoothing", "0.5", "input"))
     reader.click("#runs input[type=checkbox]")
     reader.until(lambda: reader.run(drawn) == "2", "one curve is hidden")
     address = reader.run("location.href")
@@ -138,7 +139,7 @@ def test_an_address_is_the_view(reader: Browser, written: Service) -> None:
     assert reader.run("document.getElementById('curves').layout.yaxis.type") == "log"
     reader.run("Plotly.relayout('curves', {'xaxis.range[0]': 3, 'xaxis.range[1]': 5})")
     reader.until(lambda: "zoom=3%2C5" in reader.run("location.search"), "the address has the new zoom")
-    reader.run(change.format("axis", "tokens", "input"))
+    reader.run(CHOOSE.format("axis", "tokens", "input"))
     reader.until(lambda: reader.run("location.search") == "?smoothing=0.3&log=1&axis=tokens", "another axis, no zoom")
     assert reader.run("location.hash") == "#tab=curves"
 
@@ -165,7 +166,7 @@ def test_curves_are_drawn_over_any_metric_and_the_address_keeps_it(reader: Brows
         reader.open(f"{written.url}{address}#tab=curves")
         drawn = f"document.getElementById('{chart}').data?.find(({{yaxis}}) => yaxis === 'y')"
         reader.until(lambda: reader.run(drawn), f"the curves of {address}")  # noqa: B023
-        reader.click("#axis option[value='metrics.accuracy']")
+        reader.run(CHOOSE.format("axis", "metrics.accuracy", "input"))
         reader.until(lambda: reader.run(f"{drawn}.x") == accuracies, "the metric as axis")  # noqa: B023
         assert reader.run(f"document.getElementById('{chart}').layout.xaxis.title.text") == "accuracy"
         reader.run("location.reload()")

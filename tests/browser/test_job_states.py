@@ -55,6 +55,7 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     reader.click("#dismiss")
     _do(reader, "extend", "from its checkpoint of step 10 to step 200")
     reader.until(lambda: written.store.get_job(done.id).spec.stop.steps == 200, "the new end")
+    reader.sees("#title", "QUEUED")  # the page was loaded again; before, it would take the place of the next one
 
     gone = _failed(written)
     _open(reader, written, gone)
