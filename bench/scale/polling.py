@@ -74,9 +74,9 @@ class PrintingWorker(WorkerActor):
 class CountingFleet(RayFleet):
     calls: ClassVar[Counter[str]] = Counter()
 
-    async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
-        self.calls["direct"] += 1
-        return await super().poll(index, after, acknowledged, wait_s)
+    async def _ask(self, name: str, index: int, *arguments: Any) -> Any:
+        self.calls["direct"] += name == "poll"
+        return await super()._ask(name, index, *arguments)
 
 
 class CountingAgents(RayAgents):
