@@ -404,12 +404,6 @@ def storage_id(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def num_references(tensor: Tensor) -> int:
-    """Why: how many tensors are in one memory, before that is exchanged. Without: a detached parameter in a list or a
-    closure keeps the values of a past step. Public: none."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1  # without Python's object
-
-
 def schema_of(operation: Any) -> Any:
     """Why: the name of an operation that a dispatch mode gets, and which arguments it writes. Public: none."""
     return operation._schema

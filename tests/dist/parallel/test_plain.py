@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kit.tasks.referring_tasks import KEPT_IN
 from kit.worlds.snapshot_spec import snapshot_spec
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.layout import Layout, ShardLevel, fully_sharded, plain
@@ -128,23 +127,6 @@ def test_one_worker_and_what_the_spec_asks_for_are_not_refused(
 ) -> None:
     job = make_job(**SPEC, worker={"memory_gib": 1e-6}, parallelism=parallelism)
     job.finish(job.workers(world_size), layout=plain(world_size))
-
-
-@pytest.mark.parametrize("kept_in", KEPT_IN)
-def test_a_detached_weight_that_the_task_keeps_has_the_values_of_each_step(
-    make_job: Any, reference: Any, kept_in: str
-) -> None:
-    """Its memory stays where it is: a snapshot has a copy, from which a survivor and a new worker go on."""
-    spec = {**SPEC, "task": "referring_tasks:Referring", "model": {"kept_in": kept_in}}
-    job = make_job(memory=True, **spec)
-    survivor, victim, spare = job.workers(3)
-    victim.strike("backward", 4, "kill")
-    job.start([survivor, victim], layout=plain(2))
-    assert victim.died()
-    source = job.in_memory(job.interrupt([survivor]), [survivor])
-    assert source.step in (3, 4), "the survivor may not have ended the step before"
-    job.finish([survivor, spare], layout=plain(2), restore_snapshot=source)
-    assert job.losses([survivor, spare]) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
 
 
 KINDS = ("no_grad", "data", "assigned", "copied", "decayed", "once")

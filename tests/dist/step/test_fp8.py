@@ -28,7 +28,8 @@ _LAYOUTS = {
 
 def _spec(text: str, **changes: Any) -> dict[str, Any]:
     changes = {"stop": {"steps": _STEPS}, "snapshot": {"enabled": False}, "precision": "bf16", **changes}
-    return {**spec_of("dense", text, **changes), "model": {**_SIZES, **changes.get("model", {})}}
+    model = changes.pop("model", {})
+    return {**spec_of("dense", text, **changes), "model": {**_SIZES, **model}}
 
 
 def _losses(make_job: Any, layout: Layout, name: str, spec: dict[str, Any]) -> dict[int, float]:

@@ -12,9 +12,8 @@
 
 Works on the CPU, with the default optimizer, which writes its results to the other buffer, and with an elementwise one
 of the task: then the state is copied to the other buffer first, and updated there. Of other optimizers it is not known
-what else refers to their tensors. Tensors that cannot be moved (buffers, counters, a whole parameter of which the task
-keeps a detached tensor, in a closure for example) are copied at each `finish`. If they are more than a small part of
-the state, nothing is moved, and snapshots are copies, as on a GPU.
+what else refers to their tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they
+are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU.
 
 A parameter that the optimizer does not have (a frozen one) is written to each buffer once, and costs a step nothing
 more. A change in place between two steps is noticed by torch's count of changes, and the other buffer then gets the
@@ -31,7 +30,6 @@ Made by `build_runtime`, if the optimizer allows it (`state_of`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,7 +50,7 @@ from shoal_workers.snapshot_store.slots.own_slots import with_rooms
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.torch_internals import local_of, num_references, set_shard_memory, shard_memory, storage_id
+from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memory
 
 _MAX_COPIED_SHARE = 0.02
 """Largest share of the state's bytes that is copied at each step."""
@@ -121,12 +119,7 @@ class DoubleBufferedState(DeviceState):
     def _lay_out(self, slot_for: Callable[[SavePlan], LiveSlot], *, with_values: bool) -> bool:
         """Move the state from private memory into the first slot. False: too much of it cannot be moved."""
         plan = self._plan()
-        known = Counter(map(storage_id, self._tensors_in_model()))
-        movable = [
-            member
-            for member in self._movable({item.fqn for item in plan.items})
-            if member.record is not None or num_references(member.local) <= known[storage_id(member.local)]
-        ]
+        movable = list(self._movable({item.fqn for item in plan.items}))
         moved_names = frozenset(name for parameter in movable for name in parameter.names)
         copied = [item for item in plan.items if item.fqn not in moved_names]
         if (num_bytes := sum(item.nbytes for item in copied)) > _MAX_COPIED_SHARE * plan.total_bytes:
@@ -145,12 +138,6 @@ class DoubleBufferedState(DeviceState):
         self._point_to(0)
         self.why_copies = ""
         return True
-
-    def _tensors_in_model(self) -> Iterator[Tensor]:
-        """Parameters and buffers, each once."""
-        parts = self._assembly.parts
-        tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
-        yield from {id(tensor): tensor for tensor in tensors}.values()
 
     def _plan(self) -> SavePlan:
         return plan_save(self.view.tensors(), owns_replicated=self._owns_replicated, every_replica=True)
