@@ -28,6 +28,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "extended to 200 steps, 120 done, goes on in place",
     ),
     (
+        training.AlertRaised(condition="max(grad_norm) > 100", step=70, values={"max(grad_norm)": 900.0}),
+        "alert: max(grad_norm) > 100 since step 70 (max(grad_norm) 900)",
+    ),
+    (
         training.StoppedEarly(step=80, reason="validation loss did not improve"),
         "stops early after step 80: validation loss did not improve",
     ),

@@ -21,7 +21,7 @@ def test_the_hooks_of_a_job_and_those_that_fail_are_shown(service: Any, spec: di
     job_id = service.client.submit({**spec, "webhooks": [HOOK, {**HOOK, "events": ["*"]}]}).id
     first, second = service.client.webhooks(job_id)
     assert (first.hook, first.job_id, first.receiver, first.delivered) == ("job/0", job_id, "https://example.org", 0)
-    assert (first.events, second.events) == (("job.state", "incident.*"), ("*",))
+    assert (first.events, second.events) == (("job.state", "incident.*", "alert.*"), ("*",))
     assert job_id not in [hook.job_id for hook in service.client.webhooks()], "only those that fail"
     [lane] = [lane for lane in service.store.reading(webhook_lanes.backlog)(0.0) if lane.key == ("job/1", job_id)]
     retries = Retries(num_failed=3, failing_since=10.0, next_at=20.0)

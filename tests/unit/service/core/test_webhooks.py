@@ -48,8 +48,8 @@ def test_a_name_is_a_label_and_not_the_one_that_metrics_use(name: str) -> None:
         ServiceWebhook.model_validate({"name": name, **HOOK})
 
 
-def test_state_changes_and_incidents_are_selected_by_default() -> None:
-    assert ServiceWebhook.model_validate({"name": "ops", **HOOK}).events == ("job.state", "incident.*")
+def test_state_changes_incidents_and_alerts_are_selected_by_default() -> None:
+    assert ServiceWebhook.model_validate({"name": "ops", **HOOK}).events == ("job.state", "incident.*", "alert.*")
 
 
 def hook(url: str = "https://example.org/x", secret: str = "file:a") -> WebhookSpec:

@@ -263,7 +263,7 @@ def _spec(*hooks: dict[str, Any]) -> JobSpec:
 
 def test_a_hook_needs_a_url_and_a_secret() -> None:
     [hook] = _spec(HOOK).webhooks
-    assert hook.events == ("job.state", "incident.*")
+    assert hook.events == ("job.state", "incident.*", "alert.*")
     assert hook.receiver == "https://example.org:8443", "without the path, which may contain a token"
 
 
