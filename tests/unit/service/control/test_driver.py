@@ -492,6 +492,7 @@ async def test_two_requests_for_stacks_at_once_are_both_answered(bench: DriverBe
     await bench.clock.advance(5.0)
     supervisor.reconnect()
     await bench.clock.advance(5.0)
+    assert first.done() and second.done()
     found = [await first, await second]
     assert [one.summary for one in found if one is not None] == ["rank 0", "rank 1"]
 
