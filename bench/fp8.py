@@ -25,7 +25,7 @@ from kit.processes.warm import close_shared_zygote
 from shoal_workers.contract.layout import fully_sharded
 
 TOLERANCE = 0.02
-"""Of the mean loss of the last steps, relative."""
+"""Largest difference of the mean loss of the last steps, relative."""
 _LAST = 50
 _SPEC: dict[str, Any] = {
     "data": {"corpus": "python-stdlib"},

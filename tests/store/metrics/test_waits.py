@@ -100,7 +100,6 @@ _UNBOUNDED = {
     ("demo/processes.py", "_end"): _KILLED,
     ("http/streams.py", "while_connected"): "the client goes, or the work, whose waits have bounds, is done",
     ("serve.py", "_stop"): "the life of a server: a signal; then it has SHOAL_STOP_S",
-    ("serve.py", "_wait_until_joined"): "the two events are awaited for a second at a time",
 }
 """What ends each wait of service and API that has no bound where it stands."""
 

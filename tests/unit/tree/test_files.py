@@ -58,7 +58,7 @@ gpu-checks`: runs benchmarks and tests, for a machine with a GPU."""
 
 def _recipes() -> dict[str, str]:
     """Target -> its prerequisites and commands."""
-    found = re.findall(r"^([a-z-]+):([^#\n]*)(?:##[^\n]*)?\n((?:\t[^\n]*\n)*)", MAKEFILE, re.M)
+    found = re.findall(r"^([a-z0-9-]+):([^#\n]*)(?:##[^\n]*)?\n((?:\t[^\n]*\n)*)", MAKEFILE, re.M)
     return {target: f"{needs}\n{commands}" for target, needs, commands in found}
 
 
@@ -77,7 +77,7 @@ def test_make_bench_runs_every_benchmark() -> None:
 
 def test_every_target_is_phony_and_has_a_line_of_help() -> None:
     phony = set(re.findall(r"^\.PHONY:(.*)$", MAKEFILE, re.M)[0].split())
-    helped = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.M))
+    helped = set(re.findall(r"^([a-z0-9-]+):.*##", MAKEFILE, re.M))
     assert phony == helped == set(_recipes())
 
 

@@ -119,10 +119,10 @@ class WorkerClient:
                 self._spawn(self._interrupt(generation))
             case RequestYield(index, generation, durable):
                 call = partial(self._fleet.request_yield, index, generation, durable)
-                self._spawn(self._tell("worker.yield_request_failed", call))
+                self._spawn(self._tell("request_yield", call))
             case NoteCommit(index, generation, step, error):
                 call = partial(self._fleet.note_commit, index, generation, step, error)
-                self._spawn(self._tell("worker.commit_note_failed", call))
+                self._spawn(self._tell("note_commit", call))
             case RequestSnapshotParts():
                 self._spawn(self._request_snapshot_parts())
             case CompareModels(trained=trained):
@@ -219,16 +219,16 @@ class WorkerClient:
         """Interrupts the worker, again and again until it acknowledges. A worker that does not acknowledge is killed
         soon."""
         # a failure is no event of the machine: the `run` call of this worker fails too, and its error is reported
-        if await self._tell("worker.interrupt_failed", lambda: self._fleet.interrupt(self.index, generation)):
+        if await self._tell("interrupt", lambda: self._fleet.interrupt(self.index, generation)):
             self._post(InterruptAcknowledged(self.index, generation))
 
-    async def _tell(self, failure: str, call: Callable[[], Awaitable[None]]) -> bool:
-        """Makes a call without an answer. False if it has failed, which is logged as the event `failure`."""
+    async def _tell(self, name: str, call: Callable[[], Awaitable[None]]) -> bool:
+        """Makes a call without an answer. False if it has failed, which is logged. `name`: of the call, for the log."""
         try:
             await self._insist(call)
             return True
         except WorkerCallError as error:
-            _log.info(failure, extra=self._failure(error))
+            _log.info("worker.call_failed", extra={"call": name, **self._failure(error)})
             return False
 
     async def _request_snapshot_parts(self) -> None:

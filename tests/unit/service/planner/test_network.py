@@ -216,8 +216,8 @@ def test_the_axes_beside_tp_are_compared_with_the_links_that_they_cross() -> Non
         (((16,),), "pp2 x fsdp2 x tp4", "fsdp16"),
         (((8, 8),), "pp2 x cp2 x tp4", "fsdp16"),
         (((4, 4, 4, 4),), "pp4 x tp4", "fsdp16"),
-        (((1,) * 16,), "pp8 x cp2", "pp4 x dp2 x fsdp2"),
-        (((1,) * 8, (1,) * 8), "pp8 x cp2", "pp4 x dp4"),
+        (((1,) * 16,), "pp8 x cp2", "pp8 x fsdp2"),
+        (((1,) * 8, (1,) * 8), "pp8 x cp2", "pp4 x fsdp4"),
     ],
 )
 def test_16_workers_get_the_layout_for_their_nodes_and_racks(racks: Racks, of_large: str, of_deep: str) -> None:
