@@ -111,3 +111,15 @@ def test_a_move_is_said_as_one(new_world: NewWorld) -> None:
     world = new_world(workers=2)
     world.direct(is_preempted=True, moves_to="west")
     assert world.end.reason is EndReason.MOVED and world.end.message == "it had not begun to train."
+
+
+def test_an_attempt_that_trains_says_where_it_moves_until_it_has_saved(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=5)
+    world.direct(is_preempted=True, moves_to="west")
+    status = status_of(world.state, Readings(), spec_version=1, now=0.0)
+    assert (status.state, status.reason) == (JobState.PAUSING, "moved")
+    assert status.message.startswith("The job moves to the cluster west: ")
+    [switching] = world.events("generation.switching")
+    assert switching["reason"] == "it moves to the cluster west"
+    world.run(1)
+    assert world.end.reason is EndReason.MOVED and world.end.message == "saved at step 6."
