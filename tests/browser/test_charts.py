@@ -157,7 +157,7 @@ def test_curves_are_drawn_over_any_metric_and_the_address_keeps_it(reader: Brows
         series = tuple(
             one.model_copy(update={"metrics": {"accuracy": [0.3, 0.1, 0.2][one.step % 3]}}) for one in points
         )
-        written.report(job, RUNNING, series=series)
+        written.report(job, RUNNING.model_copy(update={"metrics": {"accuracy": 0.3}}), series=series)
     ids = ",".join(job.id for job in jobs)
     reader.look(width=1400)
     accuracies = [0.1, 0.2, 0.3, 0.1, 0.2, 0.3]

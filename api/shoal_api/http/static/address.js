@@ -29,5 +29,7 @@ export function keepControls(names, changed) {
 // Further choices of a list: those that it does not have yet.
 export function offer(control, values, wordsOf = (value) => value) {
   const known = new Set([...control.options].map(({ value }) => value));
-  control.append(...values.filter((value) => !known.has(value)).map((value) => new Option(wordsOf(value), value)));
+  control.append(
+    ...[...new Set(values)].filter((value) => !known.has(value)).map((value) => new Option(wordsOf(value), value)),
+  );
 }
