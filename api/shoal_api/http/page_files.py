@@ -61,10 +61,10 @@ def served(name: str) -> tuple[bytes, str]:
         body = sources()[name]
         if name.endswith(".html"):
             body = _with_addresses(name)
-    return body, tag_of(body)
+    return body, make_etag(body)
 
 
-def tag_of(body: bytes) -> str:
+def make_etag(body: bytes) -> str:
     """Return the ETag of a body."""
     return f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 

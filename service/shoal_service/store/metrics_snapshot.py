@@ -21,7 +21,7 @@ from shoal_service.fleet_views import ProjectView
 from shoal_service.store import lease, queueing
 from shoal_service.store.database import Transaction
 from shoal_service.store.lease import Lease
-from shoal_service.store.records import read_document, read_status, spec_of
+from shoal_service.store.records import read_document, read_spec_text, read_status
 from shoal_service.store.tables import checkpoints, incidents, job_specs, jobs
 from shoal_service.store.webhook_lanes import WebhookLag, lags
 from shoal_service.telemetry.catalogue import (
@@ -228,7 +228,7 @@ def _job(row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
     return LiveJob(
         job_id=row.id,
         state=JobState(row.state),
-        spec=job.spec if job and before.spec == row.spec else spec_of(row.spec).value,
+        spec=job.spec if job and before.spec == row.spec else read_spec_text(row.spec).value,
         attempt=row.attempt,
         granted_workers=row.granted_workers,
         started_at=row.started_at,

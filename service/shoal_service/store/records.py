@@ -128,7 +128,7 @@ def load_spec(tx: Transaction, num: int, version: int) -> JobSpec:
 
 def read_spec(tx: Transaction, num: int, version: int) -> Readable[JobSpec]:
     query = select(job_specs.c.document).where(job_specs.c.job_num == num, job_specs.c.version == version)
-    return spec_of(tx.execute(query).scalar_one())
+    return read_spec_text(tx.execute(query).scalar_one())
 
 
 def why_quarantined(spec: Readable[JobSpec]) -> str:
@@ -150,7 +150,7 @@ def load_view(tx: Transaction, job_id: str) -> JobView:
     row = tx.execute(query).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
-    job, spec, place = record_of(row), spec_of(row.document), place_of(row)
+    job, spec, place = record_of(row), read_spec_text(row.document), place_of(row)
     if place is not None:
         status = job.status.model_copy(update={"reason": WAITS_FOR_CAPACITY, "message": place.reason})
         job = replace(job, status=status)
@@ -357,7 +357,7 @@ def read_status(document: str) -> JobStatus:
     return read_document(JobStatus, document, JobStatus()).value
 
 
-def spec_of(document: str) -> Readable[JobSpec]:
+def read_spec_text(document: str) -> Readable[JobSpec]:
     """Reads the part of a stored spec that is readable, if today's rules refuse it."""
     return read_document(JobSpec, document, _NOTHING_READABLE)
 

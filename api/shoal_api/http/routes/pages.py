@@ -110,7 +110,7 @@ def _answer(
     body, tag = page_files.served(name)
     if complete is not None:
         body = complete(body)
-        tag = page_files.tag_of(body)
+        tag = page_files.make_etag(body)
     headers = {**_OWN, "ETag": tag}
     if status == 200 and request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)

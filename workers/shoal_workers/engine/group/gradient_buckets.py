@@ -193,7 +193,7 @@ class GradientBuckets:
 
 
 @torch.no_grad()
-def squares_of(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+def sum_squares(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the sum of the squares of all elements, of complex ones of their absolute values: a float64 scalar on the
     device. Not in half precision: each norm would be rounded to 8 or 11 bits, and the factor of all gradients would
     depend on how they are divided."""

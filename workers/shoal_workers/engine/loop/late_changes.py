@@ -109,8 +109,8 @@ class LateChanges:
         if self._num_updates[id(optimizer)] <= _PROVEN_UPDATES:
             return
         for first in range(0, _NUM_SAMPLES, _NUM_ELEMENTS):
-            totals, squares_of = values[first:][:_NUM_ELEMENTS], values[_NUM_SAMPLES + first :][:_NUM_ELEMENTS]
-            largest = world_size * sum(squares_of)
+            totals, square_sums = values[first:][:_NUM_ELEMENTS], values[_NUM_SAMPLES + first :][:_NUM_ELEMENTS]
+            largest = world_size * sum(square_sums)
             if largest - sum(total**2 for total in totals) > _SAME**2 * largest:
                 raise ValueError(
                     f"the parameters of {type(optimizer).__name__} differ between ranks: a rank has changed its own, "

@@ -37,7 +37,7 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
 from shoal_workers.engine.generation_ends import GroupBroken, NonFinite
 from shoal_workers.engine.group.direct_collectives import all_reduce_small
-from shoal_workers.engine.group.gradient_buckets import clip_factor, squares_of
+from shoal_workers.engine.group.gradient_buckets import clip_factor, sum_squares
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, Observer, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
@@ -460,7 +460,7 @@ class Run:
         vote = boundary.begin_vote(self._data_s, [*[0.0] * self.world_size, *numbers], on_device)
         self._weight_sum, self._loss_sum, self._micro_weight = 0.0, self._zero.clone(), 0.0
         sums = self._gradients.wait_for_sums(optimizer)
-        verdict = vote.counted(squares_of(sums, self.device).reshape(1))
+        verdict = vote.counted(sum_squares(sums, self.device).reshape(1))
         self._check()  # an aborted communicator ends without an error
         self._refuse_leaving_alone(verdict)
         boundary.voted(verdict)
@@ -483,7 +483,7 @@ class Run:
         gradients = [p.grad for p in used if p.grad is not None]
         if self.noise:
             _add_noise([*gradients, *sharded.parts], self.noise)
-        squares = verdict.beside[0] / weight**2 if are_as_expected else float(squares_of(gradients, self.device))
+        squares = verdict.beside[0] / weight**2 if are_as_expected else float(sum_squares(gradients, self.device))
         norm = _root(squares + sharded_squares / weight**2)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFinite(

@@ -26,7 +26,7 @@ from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout, ParallelismSpec, ShardLevel
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.group.gradient_buckets import squares_of
+from shoal_workers.engine.group.gradient_buckets import sum_squares
 from shoal_workers.engine.parallel.sharding import (
     default_shard_units,
     move_additions,
@@ -121,7 +121,7 @@ class ShardedGradients:
 
     def squares(self, device: torch.device) -> Tensor:
         """Return this rank's summand of the squared norm: the sum over all ranks is the squared norm."""
-        return squares_of(self.parts, device) / self._num_replicas
+        return sum_squares(self.parts, device) / self._num_replicas
 
     @torch.no_grad()
     def divide(self, weight: float) -> None:

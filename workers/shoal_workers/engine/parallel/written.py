@@ -22,7 +22,10 @@ HASHED_STEPS = 2
 @torch.no_grad()
 def marks_of(parameters: Iterable[Tensor], *, is_hashed: bool) -> list[tuple[int, ...]]:
     """Return for each parameter torch's counts of its changes, and `mark_of`."""
-    return [(one._version, local(one)._version, *mark_of(one, is_hashed=is_hashed)) for one in parameters]
+    return [
+        (parameter._version, local(parameter)._version, *mark_of(parameter, is_hashed=is_hashed))
+        for parameter in parameters
+    ]
 
 
 def first_written(before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]]) -> int | None:

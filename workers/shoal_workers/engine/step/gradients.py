@@ -34,7 +34,7 @@ from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients, ExactSums
 from shoal_workers.engine.deterministic.integer_sum import sums_over_ranks
-from shoal_workers.engine.group.gradient_buckets import squares_of
+from shoal_workers.engine.group.gradient_buckets import sum_squares
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly, SharedParameter
 from shoal_workers.engine.parallel.cutting import local
@@ -415,7 +415,7 @@ class Gradients:
         total = torch.zeros((), dtype=torch.float64, device=device)
         for share, gradients in self.by_share.items():
             if share:  # tied copies have share 0, so each value counts once
-                total += squares_of(gradients, device) * share
+                total += sum_squares(gradients, device) * share
         return total
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, fully_sharded, replicated
-from shoal_workers.engine.group.gradient_buckets import squares_of
+from shoal_workers.engine.group.gradient_buckets import sum_squares
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, plain_parameters, wrapped
 
 
@@ -84,7 +84,7 @@ def test_the_squares_of_parts_and_of_whole_gradients_add_up_to_that_of_the_norm(
     parts = ShardedGradients(optimizer, num_replicas=2)
     expected = float(torch.nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None]))
     cpu = torch.device("cpu")
-    whole = squares_of([p.grad for p in plain_parameters(optimizer) if p.grad is not None], cpu)
+    whole = sum_squares([p.grad for p in plain_parameters(optimizer) if p.grad is not None], cpu)
     assert float(2 * parts.squares(cpu) + whole) ** 0.5 == pytest.approx(expected, rel=1e-6)
     before = [part.clone() for part in parts.parts]
     parts.divide(4.0)
