@@ -148,6 +148,8 @@ def test_no_completed_step_is_repeated_although_copies_are_rare(make_job: Any, p
     assert source.step == 7
     ends = job.run(survivors, layout=replicated(2), restore_snapshot=source)
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
+    past = job.reported(survivors, GroupFormed)[-1].past
+    assert [report.step for report in past] == list(range(1, 8)), "rank 0 may die before it has sent its reports"
     assert job.losses(survivors) == pytest.approx(undisturbed(name), abs=3e-7)
 
 

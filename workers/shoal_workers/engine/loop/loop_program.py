@@ -16,6 +16,7 @@ from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.generation_ends import EngineError, Fenced, GroupBroken, TaskFailed
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.group.process_group import Group
@@ -31,8 +32,9 @@ from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.program import Entered
-from shoal_workers.engine.state.restore import is_restoring, start_step
+from shoal_workers.engine.state.restore import is_restoring, read_source, start_step
 from shoal_workers.engine.state.saving import Saver
+from shoal_workers.engine.state.training_state import Recent
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.user_code import is_of_task, report_of
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
@@ -107,7 +109,21 @@ class LoopProgram:
             recorder=self._recorder,
         )
         self._run.observer = self._proof
-        return Entered(total_steps=None, build_s=0.0, restore_s=0.0, num_parameters=0, restored_bytes=0, remote_bytes=0)
+        return Entered(
+            total_steps=None,
+            build_s=0.0,
+            restore_s=0.0,
+            num_parameters=0,
+            restored_bytes=0,
+            remote_bytes=0,
+            past=self._reports_of_snapshot(membership),
+        )
+
+    def _reports_of_snapshot(self, membership: Membership) -> tuple[StepReport, ...]:
+        """Return the reports of the last steps, which a rank 0 that has died may not have sent."""
+        if membership.rank != 0 or membership.assignment.restore_snapshot is None:
+            return ()
+        return Recent.parse(read_source(membership, {}, self._store).extra["reports"])
 
     def run(self) -> GenerationEnd:
         run, self._run = self._run, None

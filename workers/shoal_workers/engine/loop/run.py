@@ -670,10 +670,10 @@ class Run:
         tracked.restore(tensors, extra["tree"])
         self._stream_states.texts = dict(extra.get("streams", {}))
         self._epochs[:] = extra.get("epochs", [])
-        for report in (past := Recent.parse(extra.get("reports", ()))):
+        for report in Recent.parse(extra.get("reports", ())):
             recent.add(report)
             self.loss = getattr(report, "loss", self.loss)
-        return Restored(int(extra["step"]), loaded.num_bytes, loaded.remote_bytes, past=past)
+        return Restored(int(extra["step"]), loaded.num_bytes, loaded.remote_bytes)
 
     def _commit_awaited(self) -> None:
         if self._awaits_commit:
