@@ -237,7 +237,7 @@ class Chain:
     def _assert_few_steps_were_lost_in(self, cell: Cell, job: JobView) -> None:
         """Cell by cell, since a sum would let one cell lose what another one saves."""
         lost, self._lost_before = job.status.steps_lost - self._lost_before, job.status.steps_lost
-        assert lost <= _most_steps_lost(cell.fault, cell.moment), (cell, self.job.client.incidents(job.id))
+        assert lost <= _most_steps_lost(cell.fault, cell.moment), f"{cell}\n{self.job.incident_lines()}"
 
     def assert_nothing_is_left(self) -> None:
         started = {event.data["pid"]: event.data["worker_id"] for event in self.job.events("worker.started")}

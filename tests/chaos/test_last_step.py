@@ -22,6 +22,8 @@ def test_a_death_in_the_final_validation_is_an_incident_that_closes(submit, clie
     run = _submit(submit, deaths=1)
     job = run.finish()
     assert (job.status.checkpoint_step, job.status.steps_lost) == (20, 0) and job.status.val_loss is not None
-    [incident] = client.incidents(run.id)
+    incidents = client.incidents(run.id)
+    assert len(incidents) == 1, run.incident_lines()
+    [incident] = incidents
     assert incident.closed and incident.steps_lost == 0 and incident.recovery_s is not None
     assert len(run.events("checkpoint.committed")) == 1, "it is not saved a second time"

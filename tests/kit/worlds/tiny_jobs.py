@@ -78,6 +78,10 @@ class Run:
     def events(self, type_: str) -> list[EventView]:
         return [event for event in self.client.events(self.id) if event.type == type_]
 
+    def incident_lines(self) -> str:
+        """Its incidents as JSON, for the message of an assertion: pytest cuts other values off."""
+        return "\n".join(one.model_dump_json(exclude={"stacks"}) for one in self.client.incidents(self.id))
+
     def wait_for_step(self, step: int) -> None:
         """Return when a step was reported to the service."""
         until(lambda: self.now().status.step >= step or self._ended(), f"{self.id} has done step {step}")
