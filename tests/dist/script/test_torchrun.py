@@ -43,13 +43,14 @@ def _read(out: Path) -> Run:
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("torchrun")
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run(
+    ended = subprocess.run(
         [*program, SCRIPTS / "train_ddp.py", str(STEPS), folder / "out"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
         capture_output=True,
+        text=True,
         timeout=280,
     )
+    assert ended.returncode == 0, ended.stderr[-4000:]
     return _read(folder / "out")
 
 

@@ -257,6 +257,7 @@ def assert_nothing_is_left(server: Server) -> None:
         assert all(job.state.ended for job in client.jobs())
     server.wait_until_free()
     until(lambda: not server.actors("SupervisorActor"), "all supervisors are gone")
-    assert server.whats_left() == ([], [], [])
+    if any(left := server.whats_left()):  # Ray removes what it was told to remove a little later
+        until(lambda: not any(server.whats_left()), f"nothing is left of {left}")
     names = [path.name for path in (server.state_dir / "checkpoints").rglob("*")]
     assert [name for name in names if name.endswith(".writing") or name.startswith("write-probe")] == []
