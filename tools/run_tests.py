@@ -51,6 +51,7 @@ _PAGES = tuple(f"tests/browser/test_{name}.py" for name in _WRITTEN_JOBS)
 BESIDE = (
     _ON_A_CLUSTER,
     ("tests/dist",),
+    _DIST,
     ("tests/unit/service",),
     ("tests/dist/tasks",),
     ("tests/unit",),
@@ -58,7 +59,6 @@ BESIDE = (
     ("tests/http",),
     ("tests/store",),
     _PAGES,
-    _DIST,
 )
 """The folders and modules of each process that runs beside the one in the foreground, which has all others. The longest
 ones first. A folder leaves out what is below it and named by another process."""
