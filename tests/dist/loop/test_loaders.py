@@ -82,12 +82,8 @@ def test_every_sample_is_read_once_and_no_loss_changes_over_a_kill_and_two_chang
     job = disturbed.job
     workers = job.workers(3)
     victim, survivors = workers[1], [workers[0], workers[2]]
-    victim.strike("backward", 2, "kill")
-    job.start(workers, layout=replicated(3))
-    assert victim.died()
-    source = job.in_memory(job.interrupt(survivors), survivors)
+    source = job.lose(workers, victim, "backward", 2, layout=replicated(3))
     assert children_of({worker.pid for worker in survivors}) == []
-    assert source.step == 2
 
     survivors[0].strike("forward", 4, "hold")
     generation = job.start(survivors, layout=replicated(2), restore_snapshot=source)

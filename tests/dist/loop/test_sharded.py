@@ -147,11 +147,7 @@ def test_with_replicas_no_completed_step_is_repeated_although_copies_are_rare(ma
     job = make_job(memory=True, **spec_of(snapshot={"budget": 1e-6}))
     workers = job.workers(4)
     victim, survivors = workers[1], [workers[0], *workers[2:]]
-    victim.strike("backward", 6, "kill")
-    job.start(workers, layout=Layout(dp_replicate=2, dp_shard=2))
-    assert victim.died()
-    source = job.in_memory(job.interrupt(survivors), survivors)
-    assert source.step == 6
+    source = job.lose(workers, victim, "backward", 6, layout=Layout(dp_replicate=2, dp_shard=2))
     ends = job.run(survivors, layout=fully_sharded(3), restore_snapshot=source)
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3, ends
     check(job, survivors)

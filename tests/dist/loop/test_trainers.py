@@ -26,12 +26,8 @@ def _run(make_job: Any, name: str, file: Path, *, kill_in: int | None) -> tuple[
     if kill_in is None:
         ends = job.run(workers, layout=replicated(2))
     else:
-        workers[1].strike("backward", kill_in, "kill")
-        job.start(workers, layout=replicated(2))
-        assert workers[1].died()
+        source = job.lose(workers, workers[1], "backward", kill_in, layout=replicated(2))
         workers = workers[:1]
-        source = job.in_memory(job.interrupt(workers), workers)
-        assert source.step == kill_in
         ends = job.run(workers, layout=replicated(1), restore_snapshot=source)
     assert {end.kind for end in ends} == {ExitKind.FINISHED}, ends
     return job.losses(workers), json.loads(file.read_text())

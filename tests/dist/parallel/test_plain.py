@@ -93,11 +93,7 @@ def test_a_survivor_keeps_its_module_and_parameters_when_a_standby_takes_the_pla
 def test_a_lost_node_costs_no_completed_step_and_needs_no_buddy(make_job: Any, reference: Any) -> None:
     job = make_job(memory=True, **SPEC)
     here, there = job.workers(1, "n1")[0], job.workers(1, "n2")[0]
-    there.strike("forward", 5, "kill")
-    job.start([here, there], layout=plain(2), buddy_of=lambda rank: None)
-    assert there.died()
-    source = job.in_memory(job.interrupt([here]), [here])
-    assert source.step == 5
+    source = job.lose([here, there], there, "forward", 5, layout=plain(2), buddy_of=lambda rank: None)
     (end,) = job.run([here], layout=plain(1), restore_snapshot=source)
     assert (end.kind, end.error) == (ExitKind.FINISHED, None)
     formed = job.reported([here], GroupFormed)[-1]

@@ -94,11 +94,7 @@ def test_they_survive_the_death_of_a_rank_and_are_the_same_on_a_new_one(make_job
     survivors = [workers[0], workers[2]]
     source = job.in_memory(job.interrupt(survivors), survivors)
     assert source.step == 2
-    survivors[1].strike("forward", 3, "kill")
-    job.start(survivors, restore_snapshot=source)
-    assert survivors[1].died()
-    source = job.in_memory(job.interrupt(survivors[:1]), survivors[:1])
-    assert source.step == 3
+    source = job.lose(survivors, survivors[1], "forward", 3, restore_snapshot=source)
     group = [survivors[0], *job.workers(1)]
     _finish(job, group, restore_snapshot=source)
     _assert_as_in_plain_torch(job, group, SPEC)

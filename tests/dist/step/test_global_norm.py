@@ -108,11 +108,7 @@ def test_a_killed_rank_and_a_resize_change_nothing(make_job: Any) -> None:
     survivors = [workers[0], workers[2]]
     source = job.in_memory(job.interrupt(survivors), survivors)
     assert source.step == 2
-    survivors[1].strike("forward", 3, "kill")
-    job.start(survivors, restore_snapshot=source)
-    assert survivors[1].died()
-    source = job.in_memory(job.interrupt(survivors[:1]), survivors[:1])
-    assert source.step == 3
+    source = job.lose(survivors, survivors[1], "forward", 3, restore_snapshot=source)
     group = [survivors[0], *job.workers(3)]
     job.finish(group, restore_snapshot=source)
     assert_as_one_batch(job, group, SPEC)

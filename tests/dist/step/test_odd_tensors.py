@@ -100,17 +100,18 @@ def test_a_killed_worker_changes_nothing_for_complex_parameters(make_job: Any, r
     spec = {**SPEC, "model": {"of": "complex64"}, "checkpoint": {"every_steps": 2}}
     job = make_job(memory=restores_from == "memory", **spec)
     workers = job.workers(3)
-    workers[0].strike("forward", 4, "hold")
-    job.start(workers)
-    workers[0].reached()
-    if restores_from == "checkpoint":
+    if restores_from == "memory":
+        source = job.lose(workers, workers[2], "forward", 4)
+    else:
+        workers[0].strike("forward", 4, "hold")
+        generation, source = job.start(workers), None
+        workers[0].reached()
         job.wait_until_committed(workers, 4)
-    workers[2].kill()
-    assert workers[2].died()
-    workers[0].call("go")
-    exits = job.interrupt(workers[:2])
-    source = job.in_memory(exits, workers[:2]) if restores_from == "memory" else None
-    assert source is None or source.step == 4
+        workers[2].kill()
+        assert workers[2].died()
+        workers[0].call("interrupt", generation)
+        workers[0].call("go")
+        job.interrupt(workers[:2])
     job.finish(workers[:2], restore_snapshot=source)
     plain = plain_reference.losses(spec, STEPS)
     losses = job.losses(workers[:2])

@@ -205,6 +205,22 @@ class Job:
         assert source.step == step
         return group, source
 
+    def lose(self, workers: list[RemoteWorker], victim: RemoteWorker, phase: str, step: int, **changes: Any) -> Any:
+        """Kill one of a group in this phase after `step` steps, once all others have ended these steps too: a rank that
+        needs no other to go on may be ahead of them. Returns what the others go on from."""
+        survivors = [worker for worker in workers if worker is not victim]
+        victim.strike(phase, step, "hold")
+        for worker in survivors:
+            worker.strike("forward", step, "report")
+        self.start(workers, **changes)
+        for worker in workers:
+            worker.reached()
+        victim.kill()
+        assert victim.died()
+        source = self.in_memory(self.interrupt(survivors), survivors)
+        assert source.step == step
+        return source
+
     @staticmethod
     def in_memory(exits: list[WorkerExit], survivors: list[RemoteWorker]) -> SnapshotSource:
         """The newest snapshot that is complete on nodes with a live worker."""
