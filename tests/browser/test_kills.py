@@ -71,7 +71,7 @@ def _cells(browser: Browser, world: World, table: str) -> list[str]:
 
 def _cell(browser: Browser, world: World, table: str, head: str) -> str:
     """What stands in the row of the job under a head of the table."""
-    heads = f"[...document.querySelector('#{table}').parentElement.querySelectorAll('th')].map((one) => one.innerText)"
+    heads = f"[...document.querySelector('#{table}').parentElement.tHead.rows[0].cells].map((one) => one.innerText)"
     names: list[str] = browser.run(heads)
     cells = _cells(browser, world, table)
     return cells[next(at for at, name in enumerate(names) if name.startswith(head))] if cells else ""

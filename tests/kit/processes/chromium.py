@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import ElementNotInteractableException, StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -17,6 +17,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 PATIENCE_S = 90.0
 """Far more than anything takes, so that a busy machine does not fail a test."""
 _POLL_S = 0.05
+_NOT_YET = (ElementNotInteractableException, StaleElementReferenceException)
 _OPTIONS = (
     "--headless=new",
     "--no-sandbox",
@@ -98,7 +99,9 @@ class Browser:
         return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
 
     def click(self, selector: str) -> None:
-        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+        """A page that is being drawn may still hide the element, or replace it."""
+        wait = WebDriverWait(self.driver, PATIENCE_S, _POLL_S, ignored_exceptions=_NOT_YET)
+        wait.until(lambda driver: driver.find_element(By.CSS_SELECTOR, selector).click() or True)
 
     def tick(self, selector: str) -> None:
         """Ticks a box. What arrives meanwhile moves the page under the pointer, so a click may miss it."""
