@@ -15,13 +15,14 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.errors import CliError, ExitCode, first_problem
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.render.accounts import audit_table, is_valid, tokens_table
 from shoal_api.cli.session import Session, command
 from shoal_api.client import Client
 from shoal_api.client.credentials import forget_token, store_token
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest, Whoami
 from shoal_service.core.access import Role
+from shoal_workers.contract.plain_text import first_problem
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
