@@ -24,7 +24,7 @@ from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
-from shoal_service.store.many_curves import ManyCurves
+from shoal_service.store.many_curves import CurveCache
 from shoal_service.views import JobView
 from shoal_workers.contract import JobSpec, Stacks
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
@@ -86,7 +86,7 @@ class Context:
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
     verifications: Verifications = field(default_factory=Verifications)
-    curves: ManyCurves = field(default_factory=ManyCurves)
+    curves: CurveCache = field(default_factory=CurveCache)
 
     @cached_property
     def overviews(self) -> OverviewReader:

@@ -19,7 +19,6 @@ import json
 import os
 import resource
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from torch.utils.data import Dataset
 
 from shoal_workers.data.errors import DataError, MissingTextError
 from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard, read_index
+from shoal_workers.recently_used import RecentlyUsed
 
 INDEX = "index.json"
 _SAVED_STATE = "state.json"
@@ -71,7 +71,7 @@ class ShardedFiles(Dataset[Any]):
         self._shards = [shard for entry in entries for shard in _shards_of(entry, wanted)]
         self._decode = _function(decode) if isinstance(decode, str) else decode
         self._most_open = min(most_open, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._open: OrderedDict[int, Sequence[dict[str, Any]]] = OrderedDict()
+        self._open: RecentlyUsed[int, Sequence[dict[str, Any]]] = RecentlyUsed(self._most_open)
         self._ends = list(accumulate(self._count(number) for number in range(len(self._shards))))
 
     def __len__(self) -> int:
@@ -109,26 +109,23 @@ class ShardedFiles(Dataset[Any]):
             return dict(zip(map(str, paths), pool.map(_hash, paths), strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": RecentlyUsed(self._most_open)}
 
     def _count(self, number: int) -> int:
         known = self._shards[number].num_samples
         return len(self._opened(number)) if known is None else known
 
     def _opened(self, number: int) -> Sequence[dict[str, Any]]:
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
-        opened = self._shards[number]
-        shard = open_shard(opened.path, opened.format)
-        if opened.num_samples is not None and len(shard) != opened.num_samples:
+        if (opened := self._open.get(number)) is not None:
+            return opened
+        listed = self._shards[number]
+        shard = open_shard(listed.path, listed.format)
+        if listed.num_samples is not None and len(shard) != listed.num_samples:
             raise DataError(
-                f"{opened.path} has {len(shard):,} samples, and {opened.path.with_name(INDEX)} names "
-                f"{opened.num_samples:,}. They are not of the same data set: write both again."
+                f"{listed.path} has {len(shard):,} samples, and {listed.path.with_name(INDEX)} names "
+                f"{listed.num_samples:,}. They are not of the same data set: write both again."
             )
-        self._open[number] = shard
-        if len(self._open) > self._most_open:
-            self._open.popitem(last=False)
+        self._open.put(number, shard)
         return shard
 
 

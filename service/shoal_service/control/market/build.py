@@ -8,7 +8,6 @@ the cost of a start and a change corrects it (`Measurements`).
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +33,7 @@ from shoal_service.planner import HardwareProfile, rank
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import JobStatus
 from shoal_workers.contract import ANY_CLUSTER, MARKET_TYPE_LABEL, SPOT, JobSpec, JobState
+from shoal_workers.recently_used import RecentlyUsed
 
 _PREDICTIONS_PER_PASS = 8
 _NOTHING = WorkerNeed()
@@ -370,21 +370,16 @@ class CurveBook:
 
     def __init__(self, profiles: tuple[HardwareProfile, ...]) -> None:
         self._profiles = profiles
-        self._predicted: OrderedDict[str, ThroughputCurve] = OrderedDict()
+        self._predicted: RecentlyUsed[str, ThroughputCurve] = RecentlyUsed(_REMEMBERED)
 
     def predicted(self, spec: JobSpec, *, may_compute: bool) -> ThroughputCurve | None:
         """The curve; None if it has to be computed, and `may_compute` forbids that now."""
         key = f"{spec.elasticity.max_workers} {spec.model_dump_json(include=_DECIDES)}"
-        if key in self._predicted:
-            self._predicted.move_to_end(key)
-            return self._predicted[key]
-        if not may_compute:
-            return None
-        profile = measured_profile(self._profiles, has_gpu=spec.worker.gpus > 0)
-        self._predicted[key] = predict(spec, profile)
-        if len(self._predicted) > _REMEMBERED:
-            self._predicted.popitem(last=False)
-        return self._predicted[key]
+        curve = self._predicted.get(key)
+        if curve is None and may_compute:
+            curve = predict(spec, measured_profile(self._profiles, has_gpu=spec.worker.gpus > 0))
+            self._predicted.put(key, curve)
+        return curve
 
 
 def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> ThroughputCurve:

@@ -24,7 +24,7 @@ def fill(cache: ShardCache, name: str, num_bytes: int = 100, used_at: int = 0) -
 
 
 def content(cache: ShardCache, name: str) -> bytes | None:
-    held = cache.opened(name)
+    held = cache.open_shard(name)
     if held is None:
         return None
     found = held.path.read_bytes()
@@ -71,7 +71,7 @@ def test_opening_a_shard_is_using_it(cache: ShardCache) -> None:
 def test_a_shard_in_use_and_one_that_is_needed_first_are_not_deleted(cache: ShardCache) -> None:
     for number in (1, 2, 3):
         fill(cache, str(number), used_at=number)
-    held = [cache.opened("1"), cache.opened("2")]
+    held = [cache.open_shard("1"), cache.open_shard("2")]
     assert cache.claim("4", 100, keep=["3"]) is NoClaim.FULL
     for one in held:
         assert one is not None
