@@ -23,7 +23,7 @@ from shoal_workers.contract.layout import (
     micro_batches_fed,
     plain,
 )
-from shoal_workers.contract.proofs import is_refused, kind_of
+from shoal_workers.contract.proofs import is_refused
 from shoal_workers.contract.spec import JobSpec, plan_of
 
 
@@ -70,9 +70,9 @@ def test_each_layout_is_legal_and_fills_its_world(world: int, experts: int, laye
 )
 def test_layouts_that_use_all_that_a_refused_one_uses_are_left_out_and_no_others(refused: Layout) -> None:
     spec = _spec(8)
-    shape, kinds = shape_of(spec), (kind_of(refused),)
+    shape, features = shape_of(spec), (refused.features,)
     assert shape is not None
-    limits = Limits(legal_degrees(spec, plan_of(spec)), spec.batch.num_micro_batches, 8, refused=kinds)
+    limits = Limits(legal_degrees(spec, plan_of(spec)), spec.batch.num_micro_batches, 8, refused=features)
     table = candidates(shape, limits, [8])
     found = {table.layout(place) for place in range(len(table))}
     everything = _all(spec, 8)
@@ -85,7 +85,7 @@ def test_plain_replicas_that_were_refused_are_left_out_and_nothing_else() -> Non
     assert shape is not None
     limits = Limits(legal_degrees(spec, plan_of(spec)), spec.batch.num_micro_batches, 8, may_be_plain=True)
     every = candidates(shape, limits, [8])
-    table = candidates(shape, replace(limits, refused=(kind_of(plain(2)),)), [8])
+    table = candidates(shape, replace(limits, refused=(plain(2).features,)), [8])
     assert plain(8) in _rows(every)
     assert _rows(table) == {one for one in _rows(every) if one.shard is not ShardLevel.NONE}
 

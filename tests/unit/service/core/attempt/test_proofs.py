@@ -12,7 +12,7 @@ from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.layout import Layout, plain
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, ProofDemand
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 
 NewWorld = Callable[..., Any]
 ONE_MICRO_BATCH = {
@@ -57,16 +57,16 @@ def test_the_data_axes_demand_no_proof(new_world: NewWorld) -> None:
 
 def test_a_layout_that_the_planner_chooses_must_be_proven(new_world: NewWorld) -> None:
     world = starting(new_world(workers=2, **ONE_MICRO_BATCH))
-    assert kind_of(world.state.group.layout), "the planner splits the model"
+    assert world.state.group.layout.features, "the planner splits the model"
     assert demands(world) == {ProofDemand.REQUIRED}
 
 
 def test_a_refused_layout_is_not_planned_again_and_costs_no_budget(new_world: NewWorld) -> None:
     world = starting(new_world(workers=2, **ONE_MICRO_BATCH))
     tried: list[Any] = []
-    while kind_of(world.state.group.layout):
+    while world.state.group.layout.features:
         layout = world.state.group.layout
-        assert not any(kind_of(other) <= kind_of(layout) for other in tried), (tried, layout)
+        assert not any(other.features <= layout.features for other in tried), (tried, layout)
         tried.append(layout)
         words = refuse(world)
         assert world.end is None and world.state.stage is Stage.FORMING
@@ -116,6 +116,6 @@ def test_what_is_proven_is_not_proven_again_and_shows_in_the_status(new_world: N
 
 
 def test_a_proof_answers_for_every_layout_that_uses_no_more() -> None:
-    proven = kind_of(Layout(pp=2, tp=2, dp_shard=2))
-    assert kind_of(Layout(tp=8)) <= proven and kind_of(Layout(dp_shard=8)) <= proven
-    assert not kind_of(Layout(cp=2)) <= proven
+    proven = Layout(pp=2, tp=2, dp_shard=2).features
+    assert Layout(tp=8).features <= proven and Layout(dp_shard=8).features <= proven
+    assert not Layout(cp=2).features <= proven
