@@ -16,7 +16,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category
 from shoal_service.core.nodes import Node
-from shoal_service.core.scheduling.facts import facts_of
+from shoal_service.core.scheduling.facts import derive_facts
 from shoal_service.core.scheduling.market import (
     START_S,
     SWITCH_S,
@@ -197,7 +197,7 @@ def named_cluster(spec: JobSpec) -> str:
 def standing_of(state: MarketState) -> object:
     """Everything in a state except the progress of its jobs, to compare it with another state. Jobs that have not
     changed give the same object again, which is compared by its identity."""
-    jobs = [facts_of(job).standing(job) for job in state.jobs]
+    jobs = [derive_facts(job).standing(job) for job in state.jobs]
     return jobs, tuple(state.nodes), dict(state.projects), dict(state.users), dict(state.clusters)
 
 

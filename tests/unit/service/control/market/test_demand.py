@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal_service.clusters.wire import RoomKind
-from shoal_service.control.market.outlook import MAX_WORKERS, demand
+from shoal_service.control.market.outlook import MAX_WORKERS, find_demand
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     ClusterState,
@@ -35,7 +35,7 @@ def job(name: str, *, granted: int = 0, need: WorkerNeed = CPU_NEED, least: int 
 
 def asked(state: MarketState, decisions: Sequence[Decision]) -> dict[RoomKind, int]:
     """What is asked of the only cluster."""
-    [found] = demand(state, decisions).values()
+    [found] = find_demand(state, decisions).values()
     return found
 
 
@@ -138,7 +138,7 @@ def test_each_cluster_is_asked_for_its_own_jobs_and_one_for_a_job_that_may_start
         clusters={"east": ClusterState.OPEN, "north": ClusterState.AWAY, "west": ClusterState.OPEN},
     )
     waits = [Wait(name, "no room", at) for at, name in enumerate(("tied", "any", "not-east"), 1)]
-    found = demand(state, [Start("c", 2, "", "west"), *waits])
+    found = find_demand(state, [Start("c", 2, "", "west"), *waits])
     assert found == {"east": {CPU: 3 + 6}, "north": {CPU: 2}, "west": {CPU: 2 + 5 + 7}}
 
 
@@ -149,9 +149,9 @@ def test_nothing_is_asked_for_a_job_whose_cluster_takes_no_jobs() -> None:
         nodes=[node("east", 4.0), replace(node("north", 4.0), is_cordoned=True)],
         clusters={"east": ClusterState.OPEN, "north": ClusterState.CORDONED, "west": ClusterState.AWAY},
     )
-    assert demand(state, decide(state, 10.0)) == {"east": {}, "north": {}, "west": {}}
+    assert find_demand(state, decide(state, 10.0)) == {"east": {}, "north": {}, "west": {}}
 
 
 def test_a_cluster_without_nodes_is_asked_for_the_first_ones() -> None:
     state = MarketState(jobs=[job("a")], nodes=[], clusters={"west": ClusterState.OPEN})
-    assert demand(state, decide(state, 10.0)) == {"west": {CPU: 2}}
+    assert find_demand(state, decide(state, 10.0)) == {"west": {CPU: 2}}
