@@ -18,7 +18,6 @@ import importlib
 import json
 import os
 import resource
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from shoal_workers.data.concatenation import locate
 from shoal_workers.data.errors import DataError, MissingTextError
 from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard, read_index
 from shoal_workers.recently_used import RecentlyUsed
@@ -81,8 +81,7 @@ class ShardedFiles(Dataset[Any]):
         """Raises DamagedShardError, or what `decode` raises, with a note that names the sample's file."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        number = bisect_right(self._ends, index)
-        within = index - (self._ends[number - 1] if number else 0)
+        number, within = locate(self._ends, index)
         sample = self._opened(number)[within]
         if (columns := self._shards[number].columns) is not None:
             sample = {name: sample[name] for name in columns if name in sample}

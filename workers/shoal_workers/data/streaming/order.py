@@ -13,7 +13,6 @@ Called by `StreamedShards` and its prefetching.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from shoal_workers.contract.batch_partition import epoch_key, permute, unpermute
+from shoal_workers.data.concatenation import locate
 from shoal_workers.data.permutation import permuted
 
 _SHARDS = 0x53545245
@@ -210,8 +210,8 @@ class BlockOrder:
         places: Any = permuted(np.arange(offset, offset + num, dtype=np.uint64), block.ends[-1], block.key)
         samples = []
         for place in places.tolist():
-            at = bisect_right(block.ends, place)
-            samples.append(self.sizes.first(block.shards[at]) + place - (block.ends[at - 1] if at else 0))
+            at, number = locate(block.ends, place)
+            samples.append(self.sizes.first(block.shards[at]) + number)
         return samples
 
 
