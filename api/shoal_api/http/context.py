@@ -17,7 +17,7 @@ from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
 from shoal_service.control.job_storage import JobStorage, Verifications
 from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector
-from shoal_service.control.submission import Surroundings
+from shoal_service.control.submission import SubmitContext
 from shoal_service.control.supervisor_reports import Reception
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import ClusterView, StartForecast
@@ -92,11 +92,11 @@ class Context:
     def overviews(self) -> OverviewReader:
         return OverviewReader(self.store)
 
-    def surroundings(self, note: str) -> Surroundings:
-        """Return what is known now about where a submitted job will run; `note` begins that of its status."""
+    def submit_context(self, note: str) -> SubmitContext:
+        """Return what is known now about where a submitted job will run; `note` begins the note of its status."""
         nodes = self.cluster.snapshot().nodes
         profiles = tuple(self.profiles.values())
-        return Surroundings(profiles=profiles, nodes=nodes, note=note, places=self.places, webhooks=self.webhooks)
+        return SubmitContext(profiles=profiles, nodes=nodes, note=note, places=self.places, webhooks=self.webhooks)
 
 
 def wants_events(request: Request) -> bool:

@@ -247,7 +247,7 @@ class ControlLoop:
             self._is_saved = not in_own and not self._drivers.keys() - elsewhere
         elif reachable:
             await self._schedule(rows, self._lease)
-            await asyncio.to_thread(self._pruner.look, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
+            await asyncio.to_thread(self._pruner.prune, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
             joined = self._clusters.joined
             self._probations = {name: probation for name, probation in self._probations.items() if name in joined}
             for cluster in self._reader.connected:
