@@ -99,7 +99,7 @@ def _mean(before: float | None, newest: float) -> float:
     return newest if before is None else (1 - _EMA) * before + _EMA * newest
 
 
-def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: float) -> JobStatus:
+def make_status(state: Attempt, readings: Readings, *, spec_version: int, now: float) -> JobStatus:
     report, validation = readings.step, readings.validation
     wait = find_wait(state)
     keeps_snapshots = all(item.only_copies for item in state.progress.stopped.values())
@@ -208,11 +208,11 @@ def job_state(state: Attempt) -> JobState:
             return JobState.RUNNING
 
 
-def workers_of(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
+def make_worker_views(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
     return tuple(_worker(state, readings, worker) for worker in state.pool.workers)
 
 
-def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentView:
+def make_incident_view(incident: Incident, *, closed_at: float | None) -> IncidentView:
     """An incident as users see it. `closed_at`: end of the first completed step of the next generation; None while the
     incident is open."""
     before, after = incident.before, incident.after
@@ -354,7 +354,7 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
     )
 
 
-def with_since(conditions: tuple[Condition, ...], before: tuple[Condition, ...], now: float) -> tuple[Condition, ...]:
+def keep_since(conditions: tuple[Condition, ...], before: tuple[Condition, ...], now: float) -> tuple[Condition, ...]:
     """Adds the time at which each status last changed. `before`: the conditions that were shown last."""
     known = {condition.type: condition for condition in before}
     return tuple(

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.messages import Run
 from shoal_service.core.attempt.state.parts import Stage
-from shoal_service.supervisor.reporting.status import Readings, status_of
+from shoal_service.supervisor.reporting.status import Readings, make_status
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.layout import Layout, plain
@@ -73,7 +73,7 @@ def test_a_refused_layout_is_not_planned_again_and_costs_no_budget(new_world: Ne
         assert world.events("layout.refused")[-1]["message"] == words
     assert world.state.group.layout.world_size == 1, "only the data axes are left, and they have one micro-batch"
     assert world.state.budgets.recoveries == world.state.budgets.fruitless == 0
-    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    status = make_status(world.state, Readings(), spec_version=1, now=world.now)
     assert {proof.outcome for proof in status.proofs} == {ProofOutcome.REFUSED}
     assert len(status.proofs) == len(tried)
 
@@ -85,7 +85,7 @@ def test_plain_replicas_of_which_one_does_not_fit_are_followed_by_a_sharded_grou
     assert world.end is None and world.state.stage is Stage.FORMING
     assert world.state.group.layout == Layout(dp_shard=2)
     assert world.state.budgets.recoveries == world.state.budgets.fruitless == 0
-    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    status = make_status(world.state, Readings(), spec_version=1, now=world.now)
     assert [(proof.layout, proof.words) for proof in status.proofs] == [(plain(2), words)]
     reasons = [event["reason"] for event in world.events("generation.forming")]
     assert "plain: every worker has the whole state" in reasons[0]
@@ -104,7 +104,7 @@ def test_what_is_proven_is_not_proven_again_and_shows_in_the_status(new_world: N
     proof = LayoutProof(layout=world.state.group.layout, outcome=ProofOutcome.PROVEN, difference=1e-7, seconds=0.8)
     world.join(proof=proof)
     assert world.events("layout.proven")[0]["layout"] == "tp2"
-    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    status = make_status(world.state, Readings(), spec_version=1, now=world.now)
     assert status.proofs == (proof,)
     world.die(1)
     world.obey_interrupts()

@@ -28,7 +28,7 @@ from shoal_workers.contract.media import (
     thinned_out,
 )
 from shoal_workers.engine.media.capture import capture
-from shoal_workers.engine.media.encode import histogram, image_file, png, table
+from shoal_workers.engine.media.encode import encode_image, encode_png, make_histogram, make_table
 from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.media.staging import Staging
 
@@ -65,10 +65,10 @@ def test_lists_and_arrays_that_are_not_copied_as_a_whole_are_sampled_from_all_ov
     frozen.flags.writeable = False
     values = {"listed": numbers, "frozen": frozen, "turned": frozen.reshape(1000, 1000).T, "apart": frozen[::2]}
     for one in capture(histogram=values).tensors:
-        shown = histogram(one)
+        shown = make_histogram(one)
         assert shown.num_sampled < shown.num_values and shown.low == 0.0, one.name
         assert shown.high > 990_000 and shown.mean == pytest.approx(500_000, rel=0.01), one.name
-    assert histogram(capture(histogram={"few": [1, 2.5]}).tensors[0]).mean == 1.75
+    assert make_histogram(capture(histogram={"few": [1, 2.5]}).tensors[0]).mean == 1.75
     with pytest.raises(TypeError, match="has a str in it"):
         capture(histogram={"x": [1.0, "two"]})
 
@@ -79,7 +79,7 @@ def test_cells_of_a_table_say_what_their_values_were() -> None:
     found = capture(table={"t": [row]}).tables[0]
     loss.zero_()
     listed.append(2)
-    assert table(found).rows == ((0.5, 2.0, "nan", "[1]", "x" * 500, None),)
+    assert make_table(found).rows == ((0.5, 2.0, "nan", "[1]", "x" * 500, None),)
 
 
 def test_memory_of_copies_is_used_again_and_not_while_they_wait() -> None:
@@ -100,8 +100,8 @@ def test_copies_do_not_change_with_what_was_logged() -> None:
     found = capture(images={"p": pixels}, histogram={"w": weights})
     weights.zero_()
     pixels[:] = 255
-    assert histogram(found.tensors[0]).mean == 1.0
-    assert _pixels_of(image_file(found.images[0])[0]).max() == 0
+    assert make_histogram(found.tensors[0]).mean == 1.0
+    assert _pixels_of(encode_image(found.images[0])[0]).max() == 0
 
 
 @pytest.mark.parametrize(
@@ -133,27 +133,27 @@ def _pixels_of(data: bytes) -> np.ndarray:
 def test_a_png_file_has_the_pixels_and_pil_reads_it(channels: int, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, channels), dtype=np.uint8)
-    (tmp_path / "x.png").write_bytes(png(pixels))
+    (tmp_path / "x.png").write_bytes(encode_png(pixels))
     assert np.array_equal(np.asarray(image.open(tmp_path / "x.png")).reshape(5, 7, channels), pixels)
     with image.open(tmp_path / "x.png") as undecoded, image.open(tmp_path / "x.png") as decoded:
         decoded.load()
         found = capture(images={"decoded": decoded, "undecoded": undecoded, "path": tmp_path / "x.png"}).images
-    assert np.array_equal(_pixels_of(image_file(found[0])[0])[:, :, :channels][:, :, :1], pixels[:, :, :1])
-    assert [image_file(one)[0] for one in found[1:]] == [(tmp_path / "x.png").read_bytes()] * 2
+    assert np.array_equal(_pixels_of(encode_image(found[0])[0])[:, :, :channels][:, :, :1], pixels[:, :, :1])
+    assert [encode_image(one)[0] for one in found[1:]] == [(tmp_path / "x.png").read_bytes()] * 2
 
 
 def test_a_file_that_a_browser_could_run_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "x.svg").write_text("<svg onload='alert(1)'/>")
     with pytest.raises(ValueError, match="no PNG, JPEG, GIF or WebP"):
-        image_file(capture(images={"x": str(tmp_path / "x.svg")}).images[0])
+        encode_image(capture(images={"x": str(tmp_path / "x.svg")}).images[0])
 
 
 def test_a_histogram_counts_what_is_finite() -> None:
     values = torch.tensor([0.0, 1.0, 1.0, 4.0, float("nan"), float("inf")])
-    found = histogram(capture(histogram={"x": values}).tensors[0])
+    found = make_histogram(capture(histogram={"x": values}).tensors[0])
     assert (found.low, found.high, sum(found.counts), found.num_not_finite) == (0.0, 4.0, 4, 2)
-    assert histogram(capture(histogram={"x": torch.ones(5)}).tensors[0]).counts == (5,)
-    assert histogram(capture(histogram={"x": torch.tensor([float("nan")])}).tensors[0]).counts == ()
+    assert make_histogram(capture(histogram={"x": torch.ones(5)}).tensors[0]).counts == (5,)
+    assert make_histogram(capture(histogram={"x": torch.tensor([float("nan")])}).tensors[0]).counts == ()
 
 
 class Place:
@@ -162,10 +162,10 @@ class Place:
     def __init__(self, root: Path, **settings: object) -> None:
         self.folder, self.said = root / FOLDER, list[str]()
         self.recorder = Recorder(str(root), MediaSpec.model_validate(settings), say=self.said.append)
-        self.is_over = False
+        self.is_fenced = False
 
     def begin(self, generation: int = 1, rank: int = 0) -> None:
-        self.recorder.begin(attempt=1, generation=generation, rank=rank, is_over=lambda: self.is_over)
+        self.recorder.begin(attempt=1, generation=generation, rank=rank, is_fenced=lambda: self.is_fenced)
 
     def log(self, step: int, words: str = "x") -> None:
         self.recorder.log(step, text={"words": words})
@@ -190,7 +190,7 @@ def test_the_newest_generation_of_a_step_counts_and_the_older_is_deleted(tmp_pat
 def test_a_fenced_generation_writes_nothing_more(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.begin()
-    place.is_over = True
+    place.is_fenced = True
     place.log(1)
     place.recorder.end(within_s=30)
     assert place.stored() == []
