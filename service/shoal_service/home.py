@@ -55,7 +55,7 @@ class AttemptCaller:
 
 
 class HomeReport(Frozen):
-    """A supervisor sends one when it has something new, and at least one a second, so the service sees that it runs."""
+    """Sent after each change, and at least once a second as a sign of life."""
 
     life: Annotated[int, Field(ge=0)]
     """Incarnation of the supervisor: greater than those before it. The service refuses one below the newest."""
@@ -75,7 +75,7 @@ class ReportReceipt(Frozen):
 
 
 class DirectiveAnswer(Frozen):
-    """Has the newest directive, if its number differs from that in the request."""
+    """Has the newest directive, unless the request names its number."""
 
     number: int
     """Rises with each directive of the attempt; 0 if there is none yet."""

@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class RecentlyUsed(Generic[K, V]):
-    """The entries that were stored or read last, at most `most` of them; None is no value."""
+    """The `most` entries that were stored or read last. None is no value."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -41,7 +41,7 @@ class RecentlyUsed(Generic[K, V]):
             return self._entries.pop(key, None)
 
     def pop_oldest(self) -> V | None:
-        """Drop the entry that was not used for the longest time, and return its value; None if there is none."""
+        """Drop the least recently used entry, and return its value; None without entries."""
         with self._lock:
             return self._entries.popitem(last=False)[1] if self._entries else None
 

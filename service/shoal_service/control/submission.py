@@ -131,7 +131,9 @@ def submit(
     now: float,
     context: SubmitContext,
 ) -> tuple[JobView, bool]:
-    """Create a job, or find the job that was created with this key; the second value is then False.
+    """Create a job, or find that which was created with this key.
+
+    The second value is True if the job is new.
 
     A `code.working_dir` without an archive is a directory of this machine; it is packed and stored now.
 
@@ -173,7 +175,7 @@ def dry_run(
     uploads: bool = False,
     forecast: Callable[[JobSpec], StartForecast | None],
 ) -> DryRun:
-    """Make every check of `submit`, and predict the layouts and the start of the job. Nothing is stored.
+    """Make every check of `submit`, and predict layouts and start. Stores nothing.
 
     Args:
         uploads: the client stores the archive before it submits.
@@ -325,7 +327,10 @@ def fill_name(request: SweepRequest) -> SweepRequest:
 
 
 def expand_jobs(request: SweepRequest) -> list[SweepJob]:
-    """Return the jobs of a request with a name, in the order of the grid or of the draws. Raises InvalidGrid."""
+    """Return the jobs of a request that has a name. Raises InvalidGrid.
+
+    In the order of the grid, or of the draws.
+    """
     texts = {key: tuple(map(_format_value, values)) for key, values in request.grid.items()}
     for key, text in texts.items():
         if not text or len(set(text)) < len(text):
@@ -443,7 +448,7 @@ class Pruner:
         self._compared_mono = float("-inf")
 
     def prune(self, rows: Iterable[DriveRow], mono: float, *, epoch: int, now: float) -> None:
-        """Compare the jobs of sweeps, if one has trained on, and end those that are worse. Raises LeaseLost."""
+        """Compare jobs that have trained on, and end the worse ones. Raises LeaseLost."""
         prunable = {row.id: row for row in rows if _may_be_pruned(row)}
         steps = {job_id: row.status.step for job_id, row in prunable.items()}
         if not prunable or steps == self._steps or mono - self._compared_mono < _PRUNE_S:

@@ -66,7 +66,7 @@ class CurveCache:
     def read(
         self, tx: Transaction, query: FleetQuery, curve_query: CurveQuery, *, known: Versions | None = None
     ) -> tuple[tuple[JobCurves, ...], Versions]:
-        """Return the jobs that match with their curves, and the versions of all of them, in their order.
+        """Return the matching jobs with curves, and the versions of all.
 
         Args:
             known: versions that the client has; jobs that have not changed since are left out.

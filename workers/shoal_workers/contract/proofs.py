@@ -49,6 +49,6 @@ def find_proof(layout: Layout, proofs: Iterable[LayoutProof]) -> LayoutProof | N
 
 
 def is_refused(layout: Layout, refused: Iterable[Layout]) -> bool:
-    """Return True if `layout` has all features of one of the refused layouts."""
+    """Return True if `layout` has all features of a refused layout."""
     features = layout.features
     return any(other.features <= features for other in refused)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 
 def locate(ends: Sequence[int], index: int) -> tuple[int, int]:
-    """Return the sequence that has the element `index` of all of them, and the element's number in it.
+    """Return the sequence that has an element, and the element's number there.
 
     Args:
+        index: number of the element among those of all sequences.
         ends: for each sequence, the number of elements in it and in those before it.
     """
     sequence = bisect_right(ends, index)

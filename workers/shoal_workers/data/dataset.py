@@ -19,10 +19,10 @@ from shoal_workers.data.tokenizer import Split
 
 
 class TokenDataset(Dataset[Tensor]):
-    """Sample i has the tokens i x seq_len to (i + 1) x seq_len of the split, both included: (seq_len + 1,) int64.
+    """Samples of a split: tensors of shape (seq_len + 1,), int64.
 
-    Consecutive samples share one token: the last target of one is the first input of the next. A sample may continue
-    from one shard into the next.
+    Sample i has the tokens i x seq_len to (i + 1) x seq_len of the split, both included. Consecutive samples share one
+    token: the last target of one is the first input of the next. A sample may continue from one shard into the next.
     """
 
     def __init__(self, corpus: Corpus, split: Split, seq_len: int) -> None:
@@ -48,7 +48,7 @@ class TokenDataset(Dataset[Tensor]):
             )
 
     def content_parts(self) -> dict[str, str]:
-        """Return the hash of each shard, by its path and the files that it was made from."""
+        """Return the hash of each shard, by its path and source files."""
         return {self._corpus.describe_shard(n): entry.tokens_hash for n, entry in enumerate(self._corpus.index.shards)}
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class TokenDataset(Dataset[Tensor]):
 
 
 def _map_splits(corpus: Corpus, splits: Sequence[Split]) -> list[NDArray[Any]]:
-    """Map the section of these splits of every shard that has tokens of them. The splits follow each other."""
+    """Map the tokens of neighbouring splits, shard by shard."""
     dtype = np.dtype(corpus.index.dtype)
     sections: list[NDArray[Any]] = []
     for number, entry in enumerate(corpus.index.shards):

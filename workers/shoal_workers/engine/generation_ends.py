@@ -38,7 +38,7 @@ class TaskFailed(EngineError):
 
 
 class FormFailed(EngineError):
-    """Not all ranks of a generation arrived in time, or the rendezvous store could not be reached."""
+    """Ranks did not arrive in time, or the rendezvous store was unreachable."""
 
 
 class Fenced(BaseException):
@@ -49,11 +49,14 @@ class Fenced(BaseException):
 
 
 class GroupBroken(BaseException):
-    """Raised by the next call into Shoal after a collective has failed, if the user's code has caught that error."""
+    """A collective has failed, and the user's code has caught the error.
+
+    The next call into Shoal raises it.
+    """
 
 
 class NonFinite(EngineError):
-    """Raised after the vote and before anything is changed, on every rank in the same step."""
+    """Raised on every rank in the same step, before anything is changed."""
 
     def __init__(self, message: str, suspect: Suspect | None) -> None:
         super().__init__(message)
@@ -61,7 +64,7 @@ class NonFinite(EngineError):
 
 
 class ComputesWrong(EngineError):
-    """Raised by all ranks, before the step in which a replay named one of them."""
+    """Raised by all ranks before a step whose replay named one."""
 
 
 class DataDiffers(EngineError):
@@ -69,7 +72,10 @@ class DataDiffers(EngineError):
 
 
 class LayoutRefused(EngineError):
-    """Raised before the first step of a layout, on one rank at least; `proof` has the reason."""
+    """Raised before the first step of a layout; `proof` has the reason.
+
+    At least one rank raises it.
+    """
 
     def __init__(self, proof: LayoutProof) -> None:
         super().__init__(proof)

@@ -58,8 +58,8 @@ router = JsonRouter("/v1/clusters", "clusters")
     raises=[GatewayRefused],
 )
 async def report(request: Request, context: AppContext, caller: Caller, cluster: ClusterName) -> ReportReceipt:
-    """The gateway sends a report once a second, and when something has changed: the cluster, and answers to orders.
-    A report that is repeated, by life and number, changes nothing."""
+    """Stores the state of the cluster and answers to orders. The gateway sends a report once a second, and at once
+    after a change. A report that repeats life and number changes nothing."""
     require_media_type(request, JSON_TYPES)
     text = await read_body(request, Limit.ARCHIVE_BYTES)
 
@@ -109,8 +109,8 @@ async def orders(
     raises=[NotFound],
 )
 def archive(request: Request, tx: Reading, cluster: ClusterName, sha256: Sha256) -> Response:
-    """Returns the archive while the order that names it has no answer. With `Range: bytes=N-` only what comes from
-    there on, so that a gateway goes on where its connection broke."""
+    """Returns the archive while the order that names it has no answer. With `Range: bytes=N-` it returns the rest from
+    byte N, so that a gateway continues where its connection broke."""
     data = archives.get(tx, sha256) if cluster_links.may_read_archive(tx, cluster, sha256) else None
     if data is None:
         raise NotFound("No open order to this cluster names this archive.")

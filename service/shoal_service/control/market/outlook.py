@@ -1,4 +1,4 @@
-"""Answers questions of the control loop about a market and the policy's decisions.
+"""Predicts what follows from a market and the policy's decisions.
 
     find_demand          the workers for which each cluster's autoscaler should have room: those that jobs have, and
                          the minimums of jobs that wait
@@ -49,10 +49,10 @@ THIS_JOB = "this job"
 
 
 def find_demand(state: MarketState, decisions: Sequence[Decision]) -> dict[str, dict[RoomKind, int]]:
-    """Return how many workers of each kind each cluster should have room for after these decisions, by cluster.
+    """Return the workers that each cluster should have room for, by kind.
 
-    Each known cluster has an entry; if none is known, the one entry has the empty name. Nodes beyond that may be
-    released. The control loop sends the result, if `scale_out` is on.
+    Counts workers after these decisions. Each known cluster has an entry; if none is known, the one entry has the empty
+    name. Nodes beyond that may be released. The control loop sends the result, if `scale_out` is on.
 
     A waiting job counts only if no limit of its project, of a project above it, of its user or of its sweep forbids it
     to start with the others that count: nodes do not help against a limit.
@@ -118,10 +118,10 @@ def _add_demand(plan: Plan, demanded: Counter[RoomKind], entry: Entry, workers: 
 def forecast_start(
     market: MarketState, spec: JobSpec, profiles: tuple[HardwareProfile, ...], policy: Policy, now: float
 ) -> StartForecast:
-    """Predict if a job would start now, or until when it would wait, for `submit --dry-run`.
+    """Predict when a job that is not submitted would start.
 
-    Adds the job to the present market, and asks the policy that decides about real jobs. Blocks for a decision, and for
-    the prediction of the job's throughput.
+    For `submit --dry-run`. Adds the job to the present market, and asks the policy that decides about real jobs. Blocks
+    for a decision, and for the prediction of the job's throughput.
     """
     row = DriveRow(
         id=THIS_JOB,
@@ -143,9 +143,10 @@ def forecast_start(
 def forecast_move(
     market: MarketState, job_id: str, to: str, policy: Policy, now: float
 ) -> tuple[StartForecast, dict[str, WorkerNeed]]:
-    """Predict if a job with workers would start now in this cluster, if its present attempt had ended.
+    """Predict if a job would start now in another cluster.
 
-    Return also what it would take of each node there, by node id. Blocks for a decision.
+    Its present attempt counts as ended. Return also what the job would take of each node there, by node id. Blocks for
+    a decision.
     """
     [job] = [job for job in market.jobs if job.job_id == job_id]
     others = [other for other in market.jobs if other is not job]
@@ -176,10 +177,11 @@ def _find_start(job: MarketJob, market: MarketState, policy: Policy, now: float)
 def find_cramped_jobs(
     rows: Sequence[DriveRow], nodes: Sequence[MarketNode], workers: Mapping[str, Mapping[str, int]]
 ) -> frozenset[str]:
-    """Return the jobs whose granted workers do not all fit on the nodes of their cluster that they may use.
+    """Return the jobs whose granted workers do not all fit.
 
-    A worker of such a job that has to leave its node cannot be replaced now. Workers stay where they are; then the
-    missing ones are placed, first of jobs of higher priority, then of older jobs.
+    They do not fit on the nodes of their cluster that they may use. A worker of such a job that has to leave its node
+    cannot be replaced now. Workers stay where they are; then the missing ones are placed, first of jobs of higher
+    priority, then of older jobs.
 
     Args:
         nodes: nodes that no worker has to leave.
@@ -207,7 +209,7 @@ def find_cramped_jobs(
 def predict_freed_nodes(
     changes: Sequence[Start | Resize | Preempt], grants: Mapping[str, int], reservations: Sequence[Reservation]
 ) -> dict[str, Counter[str]]:
-    """Return for each job that starts how many workers other jobs give up for it, by node id.
+    """Return the workers that others give up for starting jobs, by node.
 
     A job that takes free room instead has fewer workers here than it starts with, or no entry. This is a guess, from
     which processes are started ahead of time: a job that shrinks gives up the workers of its last ranks, which are as a

@@ -194,12 +194,12 @@ class Reporter:
         self._outbox.add(line)
 
     def keep_stacks(self, incident_id: int, stacks: Stacks) -> None:
-        """Add the stacks to this incident, now and whenever it is reported again."""
+        """Add the stacks to each report of this incident."""
         self._stacks = {incident_id: stacks}
         self._report_again(incident_id)
 
     def keep_suspect(self, incident_id: int, suspect: Suspect) -> None:
-        """Add the suspect to this incident, now and whenever it is reported again, and emit an event."""
+        """Add the suspect to each report of the incident; emit an event."""
         self._suspects = {incident_id: suspect}
         self.emit(IncidentSuspected(id=incident_id, suspect=suspect))
         self._report_again(incident_id)
@@ -230,7 +230,7 @@ class Reporter:
         self._outbox.add(item)
 
     def update_status(self, state: Attempt) -> None:
-        """Report status and workers, and a sample of their resources if one is due."""
+        """Report status, workers, and a sample of resources if one is due."""
         now = self._clock.time()
         status = make_status(state, self._readings, spec_version=self.spec_version, now=now)
         self._conditions = keep_since(status.conditions, self._conditions, now)
@@ -321,7 +321,7 @@ class EventFiles:
             self._thread.start()
 
     def add(self, point: SeriesPoint) -> None:
-        """Add the newest completed step, or the same step again with its validation."""
+        """Add the newest step; the same step again if it has a validation."""
         self._put(point)
 
     def close(self) -> None:
@@ -391,7 +391,7 @@ class MetricBacklog:
     """The points that the metrics hook has not logged yet. Pure data."""
 
     def __init__(self, *, has_hook: bool, max_points: int = _MAX_BACKLOG) -> None:
-        """`has_hook`: the job has a hook; else no point is kept."""
+        """Keep points only if the job has a hook (`has_hook`)."""
         self._has_hook = has_hook
         self._max_points = max_points
         self._points: deque[MetricPoint] = deque()
@@ -401,7 +401,7 @@ class MetricBacklog:
 
     @property
     def settled(self) -> int:
-        """Number of the last point that is logged or dropped, with all before it."""
+        """Number up to which all points are logged or dropped."""
         return self._points[0].seq - 1 if self._points else self.added
 
     @property
@@ -431,7 +431,7 @@ _FIELDS = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "wor
 
 
 def read_scalars(point: SeriesPoint) -> Iterator[tuple[str, float]]:
-    """Yield the named numbers of a point, without those that are not finite."""
+    """Yield the named numbers of a point that are finite."""
     for name in _FIELDS:
         value = getattr(point, name)
         if value is not None and math.isfinite(value):

@@ -103,7 +103,7 @@ class ShardReader:
         ]
 
     def expect(self, places: Sequence[tuple[int, int]]) -> None:
-        """Request the samples that will be read next, perhaps one by one, if they are in the store.
+        """Request those samples from the store that are read next.
 
         Requests nothing if the samples of the last call were not read here: other processes read them.
         """
@@ -217,7 +217,7 @@ class ShardReader:
             return samples
 
     def _fetch_and_open(self, shard: int) -> Sequence[Any]:
-        """Fetch the shard now, or wait for the thread or the process that does."""
+        """Fetch the shard, or wait for the thread or process that does."""
         full_since_mono: float | None = None
         pause_s = _POLL_S[0]
         with self._lock_shard(shard):
@@ -236,7 +236,7 @@ class ShardReader:
 
     @contextmanager
     def _lock_shard(self, shard: int) -> Iterator[None]:
-        """Let one of several threads ask the store for the table of a shard, or for its whole content."""
+        """Let only one thread ask the store for a shard."""
         with self._lock:
             lock = self._shard_locks.setdefault(shard, threading.Lock())
         with lock:

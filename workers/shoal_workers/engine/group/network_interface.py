@@ -36,7 +36,7 @@ def choose_interface(store_host: str, store_port: int) -> None:
 
 
 def find_local_address(host: str, port: int) -> str | None:
-    """Return this host's address on the route to another host, without sending anything.
+    """Return this host's address on the route to another host; sends nothing.
 
     None if the name of the other host is unknown, or if there is no route.
     """

@@ -67,7 +67,11 @@ class Recorder:
     """Logs media of one worker. Each method says which thread calls it."""
 
     def __init__(self, root: str, settings: MediaSpec, *, say: Callable[[str], None]) -> None:
-        """`root`: URL of the job's checkpoint directory. `say`: adds a line to the job's log; any thread."""
+        """Write below `root`, the job's checkpoint directory.
+
+        Args:
+            say: adds a line to the job's log; on any thread.
+        """
         self._root = root
         self._settings = settings
         self._say = say
