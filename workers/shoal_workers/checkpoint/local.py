@@ -249,7 +249,7 @@ def _unlink(directory: int, name: str) -> None:
 
 
 def _share_with_group(parent: int, name: str) -> None:
-    """Let a group write a new directory if it may write the parent.
+    """Let the group of the parent write a new directory too.
 
     Workers, and the control plane, which deletes checkpoints, are different users of one group.
     """
