@@ -120,7 +120,7 @@ class Moving:
         return (row.cluster or self._clusters.own) if row.attempt else ""
 
     async def give_up_lost(self, rows: Sequence[DriveRow], lease: Lease) -> list[DriveRow]:
-        """Requeues the jobs that go on elsewhere, and returns the others."""
+        """Requeue the jobs that go on elsewhere, and return the others."""
         away = [row for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))]
         if len(self._clusters.joined) < 2:
             away = [row for row in away if self.cluster_of(row) not in self._clusters.joined]
@@ -408,12 +408,12 @@ class ReachableStorage:
         return None if known is None else known.why_not
 
     async def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
-        """Asks now why the job cannot go on there. Raises ClusterUnreachable, JobNotFound."""
+        """Ask now why the job cannot go on there. Raises ClusterUnreachable, JobNotFound."""
         root, name = await asyncio.to_thread(self._saved, job_id, spec)
         return await self._clusters.of(cluster).sees_storage(root, name) if name or saves else ""
 
     def drop(self) -> None:
-        """Stops asking, because the lease is lost."""
+        """Stop asking, because the lease is lost."""
         self._errands.drop()
         self._asked.clear()
 

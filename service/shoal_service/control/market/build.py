@@ -151,7 +151,7 @@ class MarketBuilder:
 
 
 def _work_of(row: DriveRow, measured: JobMeasured) -> tuple[float | None, float]:
-    """Samples that are left, None if that is not known, and samples that are done. Those of a script are in its own
+    """Return the samples that are left, None if that is not known, and samples that are done. Those of a script are in its own
     unit, in which its speed was measured."""
     status, stop = row.status, row.spec.stop
     if stop is None:
@@ -276,7 +276,7 @@ class Measurements:
         self._start_s = START_S
 
     def observe(self, row: DriveRow, now: float) -> JobMeasured:
-        """Takes a new row, and returns what is known of the job by now. Call it with every new row."""
+        """Take a new row, and return what is known of the job by now. Call it with every new row."""
         job = self._jobs.setdefault(row.id, JobMeasured())
         if job.granted != row.granted_workers:
             if job.granted is not None:
@@ -307,7 +307,7 @@ class Measurements:
             job.rates[status.workers] = rate
 
     def _observe_pause(self, job: JobMeasured, row: DriveRow) -> None:
-        """Notes what the start of a new group, or the change of size before it, has cost."""
+        """Note what the start of a new group, or the change of size before it, has cost."""
         booked = row.status.goodput
         if booked is None:
             return
@@ -327,7 +327,7 @@ class Measurements:
 
 
 def _rate(row: DriveRow) -> float | None:
-    """Samples per second; None if nothing was measured yet, or a script does not report them. The steps of a script or
+    """Return samples per second; None if nothing was measured yet, or a script does not report them. The steps of a script or
     a loop say nothing about its speed: with more workers a step may have more samples."""
     if row.spec.program is not None:
         return row.status.tokens_per_s or None

@@ -284,7 +284,7 @@ def _reason(state: Attempt) -> str:
 
 
 def _message(state: Attempt, now: float) -> str:
-    """Says what the attempt waits for: the reason of the decision that forms the group, otherwise what went wrong."""
+    """Say what the attempt waits for: the reason of the decision that forms the group, otherwise what went wrong."""
     if state.target.server_stops:
         return "The server stops: the job saves its state and returns to the queue."
     if state.target.moves_to:
@@ -301,7 +301,7 @@ def _message(state: Attempt, now: float) -> str:
 
 
 def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> str:
-    """Says what the attempt waits for, and what the workers that it waits for report of their progress. While a group
+    """Say what the attempt waits for, and what the workers that it waits for report of their progress. While a group
     trains, it says what the group saves or validates, that it stands still, or why it is small."""
     if wait is None:
         still, short = hangs.standstill(state, now), shortage(state, now)
@@ -355,7 +355,7 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
 
 
 def keep_since(conditions: tuple[Condition, ...], before: tuple[Condition, ...], now: float) -> tuple[Condition, ...]:
-    """Adds the time at which each status last changed. `before`: the conditions that were shown last."""
+    """Add the time at which each status last changed. `before`: the conditions that were shown last."""
     known = {condition.type: condition for condition in before}
     return tuple(
         condition.model_copy(update={"since": _since(condition, known.get(condition.type), now)})

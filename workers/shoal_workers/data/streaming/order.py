@@ -58,7 +58,7 @@ class EqualSizes:
         return self.samples_per_shard - (self.missing if shard == self.num_shards - 1 else 0)
 
     def locate(self, sample: int) -> tuple[int, int]:
-        """Returns the shard, and the place in it."""
+        """Return the shard, and the place in it."""
         return divmod(sample, self.samples_per_shard)
 
     def slots(self, key: int) -> _EqualSlots:
