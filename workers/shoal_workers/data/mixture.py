@@ -178,7 +178,7 @@ class Mixture(Dataset[Tensor]):
         self.content_hash = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
     def change_weights(self, changes: Sequence[InForce], global_size: int) -> None:
-        """Take changes of the weights; they replace those that it was given before. `global_size`: samples of a step."""
+        """Replace the earlier changes of weights by these. `global_size`: samples of a step."""
         initial = self.order.shares
         self.order = MixtureOrder(
             initial,

@@ -151,8 +151,10 @@ class MarketBuilder:
 
 
 def _work_of(row: DriveRow, measured: JobMeasured) -> tuple[float | None, float]:
-    """Return the samples that are left, None if that is not known, and samples that are done. Those of a script are in its own
-    unit, in which its speed was measured."""
+    """Return the samples that are left, None if that is not known, and the samples that are done.
+
+    Those of a script are in the unit in which its speed was measured.
+    """
     status, stop = row.status, row.spec.stop
     if stop is None:
         done = float(status.tokens or 0)
@@ -327,8 +329,10 @@ class Measurements:
 
 
 def _rate(row: DriveRow) -> float | None:
-    """Return samples per second; None if nothing was measured yet, or a script does not report them. The steps of a script or
-    a loop say nothing about its speed: with more workers a step may have more samples."""
+    """Return samples per second; None if nothing was measured yet, or a script does not report them.
+
+    The steps of a script or a loop say nothing about its speed: with more workers a step may have more samples.
+    """
     if row.spec.program is not None:
         return row.status.tokens_per_s or None
     step_s = seconds_per_step(row.status)
