@@ -315,20 +315,20 @@ def _serving(folder: Path, knows_ranges: bool) -> Iterator[str]:
         http.server_close()
 
 
-def _same(found: Any, expected: Any) -> None:
+def _same(actual: Any, expected: Any) -> None:
     """Equal, with tensors and arrays somewhere inside."""
-    assert type(found) is type(expected)
+    assert type(actual) is type(expected)
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key, value in expected.items():
-            _same(found[key], value)
+            _same(actual[key], value)
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            _same(one, other)
+        assert len(actual) == len(expected)
+        for item, other in zip(actual, expected, strict=True):
+            _same(item, other)
     elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     elif hasattr(expected, "tobytes"):
-        assert found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+        assert actual.dtype == expected.dtype and actual.tobytes() == expected.tobytes()
     else:
-        assert found == expected
+        assert actual == expected

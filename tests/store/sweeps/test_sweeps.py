@@ -143,10 +143,10 @@ def test_the_curves_of_a_sweep_are_read_with_the_best_so_far(
     for n, job_id in enumerate(ids[:4]):
         begin(job_id).report(status_step=12, series=curve(12, 1.0 + n % 2))
     read = store.reading(sweep_jobs.read)
-    found = read("default", "seen", "loss")
-    assert [one.id for one in found.jobs] == ids and found.steps_per_point == 1
-    assert [len(one.step) for one in found.jobs] == [12, 12, 12, 12, 0]
-    assert [(one.value, one.job) for one in found.best] == [(1.0, min(ids[0], ids[2]))]
+    curves = read("default", "seen", "loss")
+    assert [curve.id for curve in curves.jobs] == ids and curves.steps_per_point == 1
+    assert [len(curve.step) for curve in curves.jobs] == [12, 12, 12, 12, 0]
+    assert [(best.value, best.job) for best in curves.best] == [(1.0, min(ids[0], ids[2]))]
     validated = read("default", "seen", "val_loss")
     assert validated.jobs[0].step == (4, 8, 12) and validated.jobs[1].value == (2.0, 2.0, 2.0)
 
@@ -156,6 +156,6 @@ def test_long_curves_of_a_sweep_are_read_as_means(store: Store, submit: Submit, 
     attempt = begin(job)
     for first in range(1, 1_001, 250):
         attempt.report(status_step=first + 249, series=tuple(point(n, float(n)) for n in range(first, first + 250)))
-    found = store.reading(sweep_jobs.read)("default", "long", "loss")
-    assert found.steps_per_point == 8 and len(found.jobs[0].step) == 125
-    assert found.jobs[0].value[0] == 4.5
+    curves = store.reading(sweep_jobs.read)("default", "long", "loss")
+    assert curves.steps_per_point == 8 and len(curves.jobs[0].step) == 125
+    assert curves.jobs[0].value[0] == 4.5

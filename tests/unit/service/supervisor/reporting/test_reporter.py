@@ -230,7 +230,7 @@ def test_every_condition_says_since_when() -> None:
     case, started_at = Case(), SystemClock().time()
     first = {c.type: c for c in case.reports().status.conditions}
     assert set(first) == set(ConditionType), "every type that is promised is made"
-    assert all(one.since >= started_at for one in first.values())
+    assert all(condition.since >= started_at for condition in first.values())
     case.reporter.carry_out([Emit(CheckpointFailed(message="disk full"))], case.state)
     failed = {c.type: c for c in case.reports().status.conditions}
     unchanged = set(ConditionType) - {ConditionType.CHECKPOINT_HEALTHY}
@@ -257,8 +257,8 @@ def test_since_is_the_last_change_of_the_status(
         return Condition(type=ConditionType.PROGRESSING, status=status, reason="r", message="m", since=since)
 
     known = () if before is None else (condition(*before),)
-    [found] = keep_since((condition(*now_is),), known, 50.0)
-    assert (found.status, found.since) == (now_is[0], since)
+    [dated] = keep_since((condition(*now_is),), known, 50.0)
+    assert (dated.status, dated.since) == (now_is[0], since)
 
 
 def test_incidents_checkpoints_and_the_end_are_reported(case: Case) -> None:
@@ -344,7 +344,7 @@ def status(world: Any) -> JobStatus:
 
 
 def condition(world: Any, type_: ConditionType) -> Condition:
-    return next(one for one in status(world).conditions if one.type is type_)
+    return next(condition for condition in status(world).conditions if condition.type is type_)
 
 
 def silent(world: Any) -> None:
@@ -462,8 +462,8 @@ def test_a_measurement_that_polls_repeat_counts_once() -> None:
     sampler = SystemSampler()
     for measured in (use(1.0, 1.0), use(1.0, 1.0), use(6.0, 3.0)):
         sampler.add(7, 0, measured, 1)
-    found = sampler.take(1, now=9.0, now_mono=100.0)
-    assert found is not None and found.values["cpu_cores"] == (2.0,) and (found.at, found.generation) == (9.0, 1)
+    sample = sampler.take(1, now=9.0, now_mono=100.0)
+    assert sample is not None and sample.values["cpu_cores"] == (2.0,) and (sample.at, sample.generation) == (9.0, 1)
 
 
 def test_the_next_sample_comes_after_its_interval_and_has_new_measurements_only() -> None:
@@ -472,8 +472,8 @@ def test_the_next_sample_comes_after_its_interval_and_has_new_measurements_only(
     assert sampler.take(1, now=9.0, now_mono=100.0) is not None
     sampler.add(7, 0, use(6.0, 3.0), 1)
     assert sampler.take(1, now=18.0, now_mono=109.9) is None
-    found = sampler.take(1, now=19.0, now_mono=110.0)
-    assert found is not None and found.values["cpu_cores"] == (3.0,)
+    sample = sampler.take(1, now=19.0, now_mono=110.0)
+    assert sample is not None and sample.values["cpu_cores"] == (3.0,)
     assert sampler.take(1, now=40.0, now_mono=131.0) is None, "nothing was measured"
 
 
@@ -482,5 +482,5 @@ def test_a_new_generation_begins_with_nothing_and_workers_without_a_rank_do_not_
     sampler.add(7, 0, use(1.0, 1.0), 1)
     sampler.add(8, 0, use(2.0, 5.0), 2)
     sampler.add(9, None, use(2.0, 9.0), 2)
-    found = sampler.take(2, now=9.0, now_mono=100.0)
-    assert found is not None and found.generation == 2 and found.values["cpu_cores"] == (5.0, None)
+    sample = sampler.take(2, now=9.0, now_mono=100.0)
+    assert sample is not None and sample.generation == 2 and sample.values["cpu_cores"] == (5.0, None)

@@ -27,9 +27,9 @@ def content(cache: ShardCache, name: str) -> bytes | None:
     held = cache.open_shard(name)
     if held is None:
         return None
-    found = held.path.read_bytes()
+    content = held.path.read_bytes()
     held.close()
-    return found
+    return content
 
 
 def test_a_shard_is_there_once_all_of_it_is(cache: ShardCache) -> None:
@@ -73,9 +73,9 @@ def test_a_shard_in_use_and_one_that_is_needed_first_are_not_deleted(cache: Shar
         fill(cache, str(number), used_at=number)
     held = [cache.open_shard("1"), cache.open_shard("2")]
     assert cache.claim("4", 100, keep=["3"]) is NoClaim.FULL
-    for one in held:
-        assert one is not None
-        one.close()
+    for file in held:
+        assert file is not None
+        file.close()
     assert isinstance(cache.claim("4", 100, keep=["3"]), Claim)
     assert content(cache, "3") is not None
 
