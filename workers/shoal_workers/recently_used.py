@@ -1,11 +1,11 @@
-"""Keeps a bounded number of entries: those that were used last. Any thread."""
+"""Keeps a bounded number of entries: those that were used last. Any thread; a pickled copy is empty."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -18,6 +18,9 @@ class RecentlyUsed(Generic[K, V]):
         self._most = most
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecentlyUsed, (self._most,)
 
     def get(self, key: K) -> V | None:
         """Return the value, which then counts as just used; None if there is none."""

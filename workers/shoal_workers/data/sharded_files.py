@@ -70,8 +70,8 @@ class ShardedFiles(Dataset[Any]):
         wanted = ShardFormat(format) if format is not None else None
         self._shards = [shard for entry in entries for shard in _shards_of(entry, wanted)]
         self._decode = _function(decode) if isinstance(decode, str) else decode
-        self._most_open = min(most_open, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._open: RecentlyUsed[int, Sequence[dict[str, Any]]] = RecentlyUsed(self._most_open)
+        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._open: RecentlyUsed[int, Sequence[dict[str, Any]]] = RecentlyUsed(min(most_open, num_files // 4))
         self._ends = list(accumulate(self._count(number) for number in range(len(self._shards))))
 
     def __len__(self) -> int:
@@ -106,9 +106,6 @@ class ShardedFiles(Dataset[Any]):
         with ThreadPoolExecutor(max_workers=8, thread_name_prefix="shoal-hash") as pool:
             paths = [shard.path for shard in self._shards]
             return dict(zip(map(str, paths), pool.map(_hash, paths), strict=True))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": RecentlyUsed(self._most_open)}
 
     def _count(self, number: int) -> int:
         known = self._shards[number].num_samples
