@@ -77,7 +77,7 @@ def _measured(values: Values, num_calls: int, *, overlaps: bool) -> tuple[list[f
     with tempfile.TemporaryDirectory() as root:
         recorder = Recorder(root, MediaSpec(max_steps=8), say=print)
         for step in range(num_calls + _WARM_UP):
-            recorder.begin(attempt=1, generation=1, rank=0, is_over=lambda: False)
+            recorder.begin(attempt=1, generation=1, rank=0, is_fenced=lambda: False)
             others.fill_(step % 256)
             if overlaps:
                 recorder.log(step, images={"x": torch.rand(3, 400, 400)})

@@ -1,17 +1,17 @@
-"""What a supervisor and the service say to each other: the supervisor dials the REST edge, and is not dialled.
+"""Messages between a supervisor and the service: the supervisor calls the REST API, and the service never calls it.
 
     POST /v1/jobs/{id}/attempts/{n}/reports     HomeReport -> ReportReceipt
     GET  /v1/jobs/{id}/attempts/{n}/directive   long poll -> DirectiveAnswer
 
-Pure data, in JSON. Either side leaves out fields that it does not know, since the releases of two control planes on
-one database, and that of a supervisor, may differ for a while. Decision 0005.
+Pure data, in JSON. Each side ignores fields that it does not know, since the releases of two control planes on one
+database, and of a supervisor, may differ for a while. Decision 0005.
 
-How a request fails, for supervisors and gateways, which both dial in:
+Errors of a request, for supervisors and gateways:
 
 DialError
 |-- Unavailable     no answer, or not now: try again later
-|-- Superseded      another process speaks for the attempt or the cluster: this one has to end, or to stand by
-`-- Rejected        the service does not accept the token or the document; it may later, if nothing else helps
+|-- Superseded      another process reports for the attempt or the cluster: this one has to end, or to stand by
+`-- Rejected        the service refuses the token or the document: try again after the longest pause
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ from shoal_service.reports import SupervisorReports
 from shoal_workers.contract import Frozen
 
 MAX_WAIT_S = 30.0
-"""How long a poll may wait, for directives or for orders."""
-_SUPERSEDED = 409
-_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Longest wait of a poll for directives or for orders."""
+_SUPERSEDED_STATUS = 409
+_UNAVAILABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_PAUSE_S = 30.0
 
 
 class Home(Frozen):
-    """Where a supervisor reports, and as whom."""
+    """The service to which a supervisor reports, and the token for it."""
 
     url: str = ""
     """Address of the service: http(s)://host:port. Several, separated by commas, are those of control planes on one
-    database; the supervisor uses the first that answers. Empty: whoever starts the supervisor fills it in."""
+    database; the supervisor uses the first that answers. If empty, the process that starts the supervisor sets it."""
     token: str = ""
-    """Token of the attempt. A supervisor may report for the attempt and read its directives with it, and nothing
-    else."""
+    """Token of the attempt. It permits only to report for the attempt, and to read its directives."""
     ca: str = ""
-    """Certificates in PEM that the service's certificate is checked with; empty: those of the operating system."""
+    """Certificates in PEM that verify the service's certificate; if empty, those of the operating system do."""
     is_pinned: bool = False
     """`ca` is the certificate of the service itself, whatever name it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptCaller:
-    """Who dials: the supervisor that has shown the token of an attempt."""
+    """The supervisor of an attempt, which has sent the attempt's token."""
 
     job_id: str
     attempt: int
@@ -56,37 +55,36 @@ class AttemptCaller:
 
 
 class HomeReport(Frozen):
-    """What a supervisor sends: at once when there is something new, and at least every second as a sign of life."""
+    """Sent after each change, and at least once a second as a sign of life."""
 
     life: Annotated[int, Field(ge=0)]
-    """Life of the supervisor: greater than that of every one before it. A lower one than the service knows is
-    refused."""
+    """Incarnation of the supervisor: greater than those before it. The service refuses one below the newest."""
     after: Annotated[int, Field(ge=0)]
-    """Number of the last item that the service has acknowledged, as the supervisor knows."""
+    """Number of the last item that the service has acknowledged, as far as the supervisor knows."""
     reports: SupervisorReports | None = None
-    """All that is numbered higher. None only asks what is acknowledged."""
+    """All items with higher numbers. None only asks which are acknowledged."""
 
 
 class ReportReceipt(Frozen):
-    """The items up to a number are stored."""
+    """Acknowledges the items up to a number, which are stored."""
 
     acknowledged: int
-    """The supervisor drops them, and goes on from there."""
+    """Number of the last stored item. The supervisor drops it and those before it."""
     released: bool = False
-    """The end of the attempt is stored: the journal is not needed any more."""
+    """True if the end of the attempt is stored, so the journal is not needed any more."""
 
 
 class DirectiveAnswer(Frozen):
-    """The newest directive, if its number is not the one that the supervisor has named."""
+    """Has the newest directive, unless the request names its number."""
 
     number: int
-    """Rises with each directive of the attempt; 0: there is none yet."""
+    """Rises with each directive of the attempt; 0 if there is none yet."""
     directive: dict[str, Any] | None = None
-    """A Directive, as the control plane with the lease has written it. None means nothing new."""
+    """A Directive, as the control plane with the lease has written it; None if there is nothing new."""
 
 
 class DialError(Exception):
-    """The service has not answered as it should. The message is the service's, if it has answered."""
+    """A request has failed. The message is that of the service, if it has answered."""
 
 
 class Unavailable(DialError):
@@ -94,28 +92,28 @@ class Unavailable(DialError):
         super().__init__(reason, after_s)
         self.reason = reason
         self.after_s = after_s
-        """The pause that the service has asked for, seconds; 0 if it has asked for none."""
+        """The pause that the service demands, in seconds; 0 if it demands none."""
 
     def __str__(self) -> str:
         return self.reason
 
 
 class Superseded(DialError):
-    """Another process speaks for the attempt or the cluster."""
+    """Another process reports for the attempt or the cluster."""
 
 
 class Rejected(DialError):
     """The service refuses the request, also when it is repeated."""
 
 
-def error_of_answer(status: int, message: str, retry_after: str) -> DialError:
-    """Return what an answer means that is no success. `retry_after`: its header, empty if there is none."""
-    if status == _SUPERSEDED:
+def make_error(status: int, message: str, retry_after: str) -> DialError:
+    """Make the error of an answer without success. `retry_after`: its header, empty if it has none."""
+    if status == _SUPERSEDED_STATUS:
         return Superseded(message)
-    return Unavailable(message, _pause_s(retry_after)) if status in _LATER else Rejected(message)
+    return Unavailable(message, _parse_pause(retry_after)) if status in _UNAVAILABLE_STATUSES else Rejected(message)
 
 
-def _pause_s(retry_after: str) -> float:
+def _parse_pause(retry_after: str) -> float:
     try:
         return min(_LONGEST_PAUSE_S, max(0.0, float(retry_after)))
     except ValueError:

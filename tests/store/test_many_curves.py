@@ -1,4 +1,4 @@
-"""Curves of many jobs: few points from the roll-ups, with exact ends, which are read again after a change."""
+"""Curves of cache jobs: few points from the roll-ups, with exact ends, which are read again after a change."""
 
 import base64
 import math
@@ -12,7 +12,7 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store, driving, reporting, submissions
 from shoal_service.store.job_lists import FleetQuery
-from shoal_service.store.many_curves import ManyCurves, Wanted, is_metric
+from shoal_service.store.many_curves import CurveCache, CurveQuery, is_metric
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
@@ -48,38 +48,38 @@ def writer(store: Store, spec: JobSpec) -> Writer:
     return Writer(store, spec)
 
 
-def read(store: Store, many: ManyCurves, wanted: Wanted, **more: Any) -> Any:
+def read(store: Store, cache: CurveCache, query: CurveQuery, **more: Any) -> Any:
     with store.read() as tx:
-        return many.read(tx, FleetQuery(limit=500), wanted, **more)
+        return cache.read(tx, FleetQuery(limit=500), query, **more)
 
 
 def test_a_short_curve_has_every_step_and_a_long_one_means(store: Store, writer: Writer) -> None:
-    many, wanted = ManyCurves(), Wanted(metrics=("loss", "metric.accuracy", "val_loss"), least=60)
+    cache, query = CurveCache(), CurveQuery(metrics=("loss", "metric.accuracy", "val_loss"), min_points=60)
     writer.report(1, 100)
-    [job] = read(store, many, wanted)[0]
+    [job] = read(store, cache, query)[0]
     assert job.curve.step == tuple(range(1, 101)) and job.curve.at[4] == AT + 5
     assert job.curve.values["loss"][1:4] == (1 / 2, None, 1 / 4), "what is not finite is null"
     assert job.curve.values["metric.accuracy"][:3] == (1e-4, None, 3e-4)
     assert "val_loss" not in job.curve.values and job.tokens_per_step == 10
 
     writer.report(101, 5003)
-    [job] = read(store, many, wanted)[0]
+    [job] = read(store, cache, query)[0]
     expected = [*range(64, 4993, 64), 5000, 5001, 5002, 5003]
     assert list(job.curve.step) == expected and 60 <= len(expected) <= 8 * 60 + 24
     mean = sum(1 / step for step in range(65, 129)) / 64
     assert job.curve.values["loss"][1] == pytest.approx(mean)
     assert job.curve.values["loss"][-1] == 1 / 5003, "the newest step is exact"
 
-    part = Wanted(metrics=("loss",), least=60, after_step=1000, until_step=1100)
-    [job] = read(store, many, part)[0]
+    part = CurveQuery(metrics=("loss",), min_points=60, after_step=1000, until_step=1100)
+    [job] = read(store, cache, part)[0]
     assert job.curve.step == tuple(range(1001, 1101))
 
 
 def test_packed_columns_are_the_same_numbers(store: Store, writer: Writer) -> None:
     writer.report(1, 50)
-    many = ManyCurves()
-    [plain] = read(store, many, Wanted(metrics=("loss",)))[0]
-    [packed] = read(store, many, Wanted(metrics=("loss",), packed=True))[0]
+    cache = CurveCache()
+    [plain] = read(store, cache, CurveQuery(metrics=("loss",)))[0]
+    [packed] = read(store, cache, CurveQuery(metrics=("loss",), packed=True))[0]
     assert tuple(array("d", base64.b64decode(packed.curve.step))) == plain.curve.step
     losses = array("f", base64.b64decode(packed.curve.values["loss"]))
     assert math.isnan(losses[2]) and losses[3] == pytest.approx(0.25)
@@ -87,15 +87,15 @@ def test_packed_columns_are_the_same_numbers(store: Store, writer: Writer) -> No
 
 def test_only_jobs_that_have_changed_are_read_again(store: Store, writer: Writer, spec: JobSpec) -> None:
     other = Writer(store, spec)
-    many, wanted = ManyCurves(), Wanted(metrics=("loss",))
+    cache, query = CurveCache(), CurveQuery(metrics=("loss",))
     writer.report(1, 10)
     other.report(1, 10)
-    first, versions = read(store, many, wanted)
+    first, versions = read(store, cache, query)
     assert list(versions) == [other.id, writer.id], "the newest first"
-    again, _ = read(store, many, wanted)
-    assert all(one.curve is before.curve for one, before in zip(again, first, strict=True)), "they are kept"
+    again, _ = read(store, cache, query)
+    assert all(job.curve is before.curve for job, before in zip(again, first, strict=True)), "they are kept"
     writer.report(11, 12)
-    [job], _ = read(store, many, wanted, known=versions)
+    [job], _ = read(store, cache, query, known=versions)
     assert job.id == writer.id and job.curve.step[-1] == 12
 
 

@@ -58,7 +58,7 @@ from shoal_workers.contract import (
 )
 from shoal_workers.contract.checks.legality import fixed_layout, loop_layout, violations
 from shoal_workers.engine.engine import Engine
-from shoal_workers.engine.group.network_interface import address_towards
+from shoal_workers.engine.group.network_interface import find_local_address
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.process.outbox import Outbox
@@ -102,7 +102,7 @@ class TorchrunEnvironment:
 
     def own_address(self) -> str:
         """Returns this host's address on the route to torchrun's store."""
-        return address_towards(self.host, self.port or 1) or "127.0.0.1"
+        return find_local_address(self.host, self.port or 1) or "127.0.0.1"
 
 
 @dataclass(slots=True)

@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
     from shoal_api.client import ApiError
 from enum import IntEnum
 
@@ -78,13 +76,6 @@ def reading(path: Path, hint: str) -> Iterator[None]:
         raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"cannot read {path}: {error}", hint=hint) from None
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem of a document: its key, and what is wrong with the value."""
-    problem = error.errors(include_url=False)[0]
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return ": ".join(filter(None, (".".join(map(str, problem["loc"])), message)))
 
 
 def explain(error: Exception, url: str) -> CliError | None:

@@ -161,11 +161,11 @@ class Client(Histories, Fleet, Artifacts):
             Conflict: the project has another sweep with this name, or the queue has not enough room.
             CodeArchiveError: the working directory cannot be packed.
         """
-        from shoal_service.control.submission import with_name  # loads the planner, which no other verb needs
+        from shoal_service.control.submission import fill_name  # loads the planner, which no other verb needs
 
         document = with_user(with_absolute_paths(sweep.spec, self.base_url, Path.cwd()))
         document = with_archive(document, Path(), self.upload_code)
-        named = with_name(sweep).model_copy(update={"spec": document})
+        named = fill_name(sweep).model_copy(update={"spec": document})
         return self._call("POST", "/v1/sweeps", SweepView, body=named, wait_s=_SWEEP_S)
 
     def dry_run(

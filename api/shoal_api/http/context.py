@@ -17,14 +17,14 @@ from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
 from shoal_service.control.job_storage import JobStorage, Verifications
 from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector
-from shoal_service.control.submission import Surroundings
+from shoal_service.control.submission import SubmitContext
 from shoal_service.control.supervisor_reports import Reception
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
-from shoal_service.store.many_curves import ManyCurves
+from shoal_service.store.many_curves import CurveCache
 from shoal_service.views import JobView
 from shoal_workers.contract import JobSpec, Stacks
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
@@ -86,17 +86,17 @@ class Context:
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
     verifications: Verifications = field(default_factory=Verifications)
-    curves: ManyCurves = field(default_factory=ManyCurves)
+    curves: CurveCache = field(default_factory=CurveCache)
 
     @cached_property
     def overviews(self) -> OverviewReader:
         return OverviewReader(self.store)
 
-    def surroundings(self, note: str) -> Surroundings:
-        """Return what is known now about where a submitted job will run; `note` begins that of its status."""
+    def submit_context(self, note: str) -> SubmitContext:
+        """Return what is known now about where a submitted job will run; `note` begins the note of its status."""
         nodes = self.cluster.snapshot().nodes
         profiles = tuple(self.profiles.values())
-        return Surroundings(profiles=profiles, nodes=nodes, note=note, places=self.places, webhooks=self.webhooks)
+        return SubmitContext(profiles=profiles, nodes=nodes, note=note, places=self.places, webhooks=self.webhooks)
 
 
 def wants_events(request: Request) -> bool:

@@ -78,7 +78,7 @@ class CodeArchiveError(ValueError):
 
 
 def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> CodeArchive:
-    """Packs a directory.
+    """Pack a directory.
 
     Raises:
         CodeArchiveError: not a directory, a link that leads out of it, too many files, or too large (the largest files
@@ -129,7 +129,7 @@ def check(sha256: str, data: bytes, *, within_s: float = _CHECK_S) -> None:
 
 
 def _require_few(data: bytes) -> None:
-    """Reads the directory before `zipfile` does, which takes half a kilobyte of memory for each entry.
+    """Read the directory before `zipfile` does, which takes half a kilobyte of memory for each entry.
 
     One form is accepted, so that `zipfile`, here and where the archive is unpacked, reads the same directory: it stands
     directly before its end, which is the last of the archive, and no record of ZIP64 stands between them.
@@ -171,7 +171,7 @@ def _require_bounded(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
 
 
 def _damaged(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], within_s: float) -> str | None:
-    """Finds the first entry whose content differs from its checksum."""
+    """Find the first entry whose content differs from its checksum."""
     ends_mono = time.monotonic() + within_s
     for entry in entries:
         try:

@@ -31,7 +31,7 @@ from shoal_service.control.decisions import DecisionWriter, changes_of
 from shoal_service.control.driver import Driver, Leftovers
 from shoal_service.control.errands import Errands
 from shoal_service.control.market.build import MarketBuilder, Whereabouts, market_nodes, standing_of
-from shoal_service.control.market.outlook import demand, forecast, freed_places, without_room
+from shoal_service.control.market.outlook import find_cramped_jobs, find_demand, forecast_start, predict_freed_nodes
 from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.probation import Probation
@@ -143,7 +143,7 @@ class ControlLoop:
         blocks."""
         if (market := self._last_market) is None:
             return None
-        return forecast(market, spec, self._config.profiles, self._policy, self._clock.time())
+        return forecast_start(market, spec, self._config.profiles, self._policy, self._clock.time())
 
     @property
     def lease(self) -> Lease | None:
@@ -247,7 +247,7 @@ class ControlLoop:
             self._is_saved = not in_own and not self._drivers.keys() - elsewhere
         elif reachable:
             await self._schedule(rows, self._lease)
-            await asyncio.to_thread(self._pruner.look, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
+            await asyncio.to_thread(self._pruner.prune, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
             joined = self._clusters.joined
             self._probations = {name: probation for name, probation in self._probations.items() if name in joined}
             for cluster in self._reader.connected:
@@ -333,7 +333,7 @@ class ControlLoop:
         changes = changes_of(decisions)
         await self._writer.write(changes, by_id, epoch=lease.epoch, now=now)
         self._decided_for, self._decided_mono = (None if changes else standing), mono
-        places = self._freed_places(changes, by_id) if changes else {}
+        places = self._predict_freed_nodes(changes, by_id) if changes else {}
         self._drive_all(await self._with_changes(rows) if changes else rows, lease, places)
         # after the drivers have the changes: supervisors must not wait for explanations
         await self._writer.explain(state, decisions, by_id, epoch=lease.epoch, now=now)
@@ -344,10 +344,10 @@ class ControlLoop:
             keep_ready = self._clusters.of(name).keep_ready
             self._errands.begin(name, "keep a process ready", partial(keep_ready, avoided))
 
-    def _freed_places(
+    def _predict_freed_nodes(
         self, changes: Sequence[Start | Resize | Preempt], rows: Mapping[str, DriveRow]
     ) -> dict[str, Mapping[str, int]]:
-        """Finds places for the workers of jobs that start: those that other jobs give back in the same cluster."""
+        """Return the nodes that other jobs give up for jobs that start in the same cluster, by job."""
         by_cluster: dict[str, list[Start | Resize | Preempt]] = {}
         for change in changes:
             cluster = change.cluster if isinstance(change, Start) else self._cluster_of(rows[change.job_id])
@@ -355,7 +355,7 @@ class ControlLoop:
         grants = {row.id: row.granted_workers for row in rows.values()}
         freed: dict[str, Mapping[str, int]] = {}
         for there in by_cluster.values():
-            freed |= freed_places(there, grants, self._reader.reservations)
+            freed |= predict_freed_nodes(there, grants, self._reader.reservations)
         return freed
 
     def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
@@ -367,9 +367,9 @@ class ControlLoop:
         request."""
         if not self._config.scale_out:
             return
-        room = demand(state, decisions)
+        demand = find_demand(state, decisions)
         for name in self._reader.connected:
-            wanted = _of_nodes(room.get(name, {}), self._clusters.joined[name].labels)
+            wanted = _of_nodes(demand.get(name, {}), self._clusters.joined[name].labels)
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
                 request = partial(self._clusters.of(name).request_room, tuple(wanted.items()))
@@ -400,7 +400,7 @@ class ControlLoop:
             cramped = frozenset[str]()
             if any(node.drain or node.suspected for node in nodes):
                 capacity = market_nodes(nodes, [row.id for row in rows], self._reader.foreign)
-                cramped = without_room(there, capacity, self._reader.workers)
+                cramped = find_cramped_jobs(there, capacity, self._reader.workers)
             common, wary = node_rules.avoided(nodes), node_rules.suspecting(nodes)
             for row in there:
                 avoid = node_rules.avoided(nodes, row.id) if row.id in wary else common

@@ -38,7 +38,7 @@ class DecisionWriter:
         """When growth was explained last."""
 
     async def write(self, changes: Sequence[Change], rows: Mapping[str, DriveRow], *, epoch: int, now: float) -> None:
-        """Writes the decisions, those that give workers back first."""
+        """Write the decisions, those that give workers back first."""
         for change in sorted(changes, key=lambda decision: _turn(decision, rows[decision.job_id])):
             try:
                 await asyncio.to_thread(self._change, change, rows[change.job_id], epoch, now)
@@ -48,7 +48,7 @@ class DecisionWriter:
     async def explain(
         self, state: MarketState, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
     ) -> None:
-        """Stores why jobs wait, and why running ones get no more. Called after `write`, and after supervisors were
+        """Store why jobs wait, and why running ones get no more. Called after `write`, and after supervisors were
         informed: they must not wait for explanations."""
         await self._explain_waits([decision for decision in decisions if isinstance(decision, Wait)], epoch, now)
         await self._explain_growth(state, changes_of(decisions), rows, epoch, now)
@@ -84,14 +84,14 @@ class DecisionWriter:
         self._explained, self._explained_at = standing, now
 
     async def _explain_waits(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
-        """Stores the order of the queue, and why each job waits."""
+        """Store the order of the queue, and why each job waits."""
         message = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
         if message != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
             is_whole = await asyncio.to_thread(self._write_places, waits, epoch, now)
             self._written, self._written_at = message if is_whole else None, now
 
     def _write_places(self, waits: Sequence[Wait], epoch: int, now: float) -> bool:
-        """Writes places in the queue. False: there are too many for one transaction, and the next call writes the
+        """Write places in the queue. False: there are too many for one transaction, and the next call writes the
         rest."""
         with self._store.read() as tx:
             changes = queueing.differing(tx, waits, now=now)

@@ -26,7 +26,7 @@ class Errands:
         return task is not None and not task.done()
 
     def begin(self, cluster: str, kind: str, errand: Callable[[], Awaitable[object]]) -> bool:
-        """Begins an errand. False: the last one of that kind is not done. What it raises is logged."""
+        """Begin an errand. False: the last one of that kind is not done. What it raises is logged."""
         if self.is_under_way(cluster, kind):
             return False
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
@@ -34,7 +34,7 @@ class Errands:
         return True
 
     def drop(self) -> None:
-        """Cancels all errands."""
+        """Cancel all errands."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

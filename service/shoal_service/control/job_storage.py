@@ -75,7 +75,7 @@ class JobStorage:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="storage")
 
     def catalog(self, job: JobView) -> CheckpointCatalog:
-        """Opens the catalog of a job's checkpoints. Raises StorageAway."""
+        """Open the catalog of a job's checkpoints. Raises StorageAway."""
         return CheckpointCatalog(self._root(job))
 
     def root(self, job: JobView) -> str:
@@ -188,7 +188,7 @@ class JobStorage:
             return ""
 
     async def run(self, work: Callable[[], T], *, within_s: float = _ANSWER_S) -> T:
-        """Runs a blocking call on one of the threads, and returns its result. Raises StorageAway, FileNotFoundError."""
+        """Run a blocking call on one of the threads, and return its result. Raises StorageAway, FileNotFoundError."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             async with self._waits.bounded("storage", within_s):
@@ -202,7 +202,7 @@ class JobStorage:
             raise StorageAway(f"the server cannot use the storage: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Ends the threads without a wait, because one that hangs in the storage cannot be ended."""
+        """End the threads without a wait, because one that hangs in the storage cannot be ended."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _root(self, job: JobView) -> str:
@@ -288,7 +288,7 @@ class Verifications:
     async def verify(
         self, job_id: str, catalog: CheckpointCatalog, name: CheckpointName, *, wait_s: float
     ) -> VerificationView:
-        """Begins the verification of a checkpoint, or joins the one that runs, and waits up to `wait_s` seconds for its
+        """Begin the verification of a checkpoint, or join the one that runs, and wait up to `wait_s` seconds for its
         end. Raises StorageAway: as many others as allowed are being read."""
         key = (job_id, str(name))
         reading = self._readings.get(key)

@@ -33,12 +33,13 @@ from pydantic_core import to_json
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, OrderUnanswered, RayCallFailed
 from shoal_service.clusters.verbs import BY_METHOD, VERBS, Verb
-from shoal_service.clusters.wire import MAX_WORDS, Answer, ClusterSnapshot
+from shoal_service.clusters.wire import Answer, ClusterSnapshot
 from shoal_service.control.protocols import JoinedAs
 from shoal_service.store import ClusterNotFound, Lease, Store, StoreUnavailable, cluster_links
 from shoal_service.store.cluster_links import reports_of
 from shoal_service.telemetry.tallies import WaitTallies
 from shoal_workers.contract import Frozen
+from shoal_workers.contract.plain_text import first_problem
 
 STALE_S = 5.0
 """Seconds without a report after which a gateway counts as unreachable."""
@@ -370,7 +371,7 @@ class JoinedCluster:
             try:
                 snapshot = _SNAPSHOT.validate_json(row.snapshot) if row.snapshot else None
             except ValidationError as error:
-                _log.warning("cluster.snapshot_refused", extra={"error": _describe_error(error)})
+                _log.warning("cluster.snapshot_refused", extra={"error": first_problem(error)})
                 snapshot = None
         # The first report may have been stored long before this process ran, so the cluster counts as reachable only
         # once the second one comes.
@@ -403,8 +404,8 @@ class JoinedCluster:
             try:
                 _give_answer(order, Answer.model_validate_json(text))
             except ValidationError as error:
-                _log.warning("cluster.answer_refused", extra={"kind": order.verb.kind, "error": _describe_error(error)})
-                failed = RayCallFailed(f"the answer of the gateway is not valid: {_describe_error(error)}")
+                _log.warning("cluster.answer_refused", extra={"kind": order.verb.kind, "error": first_problem(error)})
+                failed = RayCallFailed(f"the answer of the gateway is not valid: {first_problem(error)}")
                 _settle(order.answer, error=failed)
 
     def _cancel_abandoned(self) -> None:
@@ -447,7 +448,3 @@ def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None =
             answer.set_exception(error)
         else:
             answer.set_result(value)
-
-
-def _describe_error(error: ValidationError) -> str:
-    return str(error.errors(include_url=False, include_input=False)[0])[:MAX_WORDS]

@@ -1,4 +1,4 @@
-"""Moving: whether a job can go on in another cluster, and which ones do: at a request, or since theirs is lost.
+"""Moves jobs to other clusters: at a request, or because their cluster is lost.
 
     spec names another cluster, it would start there ->  its attempt saves and ends; the queue starts it there
     cluster and supervisor silent for wait_s         ->  requeued, if another cluster can have it
@@ -8,8 +8,8 @@ The storage of a cluster is not this server's: a directory of the same name may 
 asked whether they can read a job's checkpoints, in the background (ReachableStorage), and a cluster that does not
 answer holds up nothing. In a full cluster the job would wait, so it trains on until the market would start it there;
 the room is then kept for it until it has started there, or ARRIVES_S after its attempt has ended. Part of the control
-loop, on its event loop; `core/lost_clusters.py` decides about lost clusters. What stands in the way is said once, in
-the job's status and history.
+loop, on its event loop; `core/lost_clusters.py` decides about lost clusters. An obstacle is written once to the job's
+status and history.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shoal_service.control.protocols import Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core.desired import Desired
 from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, decide
-from shoal_service.core.scheduling.facts import facts_of
+from shoal_service.core.scheduling.facts import derive_facts
 from shoal_service.core.scheduling.market import ClusterState, MarketState, Policy, WorkerNeed
 from shoal_service.core.scheduling.room import Room
 from shoal_service.store import ClusterNotFound, JobNotFound, Lease, Store, checkpoint_rows, driving
@@ -95,33 +95,32 @@ class Moving:
         self._links = links
         self._clock = clock
         self._storage = ReachableStorage(store, clusters, clock, checkpoint_url)
-        self._lost = _Silences(clock)
+        self._silences = _SilenceTimer(clock)
         self._begun: dict[AttemptKey, _Claim] = {}
-        """The attempts that are directed to save and end. They stay directed, whatever becomes of the other
-        cluster."""
+        """The attempts that are directed to save and end. They are not recalled if the target cluster goes away."""
         self._arriving: dict[AttemptKey, str] = {}
         """The jobs that may start now where room is kept for them, and that cluster."""
         self._ready: list[DriveRow] = []
         """Jobs that move as soon as they would start in the other cluster."""
         self._waits: dict[AttemptKey, str] = {}
-        """Why they would wait there, as it was last found out."""
+        """Why they would wait there, by the last forecast."""
         self._asked_about: object = None
-        """The market and the jobs for which it was found out."""
+        """The market and the jobs of the last forecast."""
         self._asked_mono = 0.0
-        self._said: dict[str, str] = {}
-        """What stands in the way of each job, as it was said last."""
+        self._obstacles: dict[str, str] = {}
+        """The obstacle that was last written to each job's note."""
 
     def drop(self) -> None:
-        """Forgets what it has asked and said, because the lease is lost."""
+        """Forget answers and obstacles, because the lease is lost."""
         self._storage.drop()
-        self._said.clear()
+        self._obstacles.clear()
 
     def cluster_of(self, row: DriveRow) -> str:
         """The cluster of the job's newest attempt; empty if it has had none."""
         return (row.cluster or self._clusters.own) if row.attempt else ""
 
     async def give_up_lost(self, rows: Sequence[DriveRow], lease: Lease) -> list[DriveRow]:
-        """Requeues the jobs that go on elsewhere, and returns the others."""
+        """Requeue the jobs that go on elsewhere, and return the others."""
         away = [row for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))]
         if len(self._clusters.joined) < 2:
             away = [row for row in away if self.cluster_of(row) not in self._clusters.joined]
@@ -129,7 +128,7 @@ class Moving:
         for row in away:
             link = await self._links.of((row.id, row.attempt))
             reported[row.id, row.attempt] = link.reported_at if link is not None else 0.0
-        self._lost.observe({self.cluster_of(row) for row in away}, reported)
+        self._silences.observe({self.cluster_of(row) for row in away}, reported)
         gone: set[str] = set()
         for row in away:
             if await self._is_given_up(row, lease):
@@ -137,10 +136,9 @@ class Moving:
         return [row for row in rows if row.id not in gone] if gone else [*rows]
 
     async def whereabouts(self, rows: Sequence[DriveRow], lease: Lease) -> Whereabouts:
-        """Finds where jobs may go, for the market, and says what stands in the way of jobs."""
-        if self._said:
-            known = {row.id for row in rows}
-            self._said = {job_id: message for job_id, message in self._said.items() if job_id in known}
+        """Find where jobs may go, for the market, and write obstacles to the notes of jobs."""
+        job_ids = {row.id for row in rows}
+        self._obstacles = {job_id: text for job_id, text in self._obstacles.items() if job_id in job_ids}
         away = frozenset(
             row.id for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))
         )
@@ -152,7 +150,7 @@ class Moving:
                     if unreadable:
                         excluded[row.id] = frozenset(unreadable)
                     named = named_cluster(row.spec)
-                    await self._say(row, unreadable.get(named) or "", lease, cluster=named)
+                    await self._set_obstacle(row, unreadable.get(named) or "", lease, cluster=named)
         held = away | await self._movers(rows, lease)
         self._arriving = {
             key: claim.to for key, claim in self._begun.items() if claim.until_mono < inf and key[0] not in excluded
@@ -174,7 +172,7 @@ class Moving:
         return self._is_elsewhere(row) and (is_preempted(row) or (row.id, row.attempt) in self._begun)
 
     async def why_not(self, job: JobView, to: str, *, may_ask: bool) -> str:
-        """Why the job cannot move to this cluster now, in words for the user; empty: it can. Raises ClusterNotFound.
+        """Return why the job cannot move to this cluster now; empty if it can. Raises ClusterNotFound.
 
         Args:
             may_ask: this control plane has the lease, so it may ask the cluster whether it reads the checkpoints. If
@@ -195,12 +193,14 @@ class Moving:
         try:
             refusal = await self._storage.look_now(to, job.id, job.spec, saves=saves)
         except ClusterError as error:
-            return f"whether it reads the job's checkpoints could not be found out: {error}. Try again"
+            return f"the cluster did not say if it can read the job's checkpoints: {error}. Try again"
         return _describe_unreadable(refusal)
 
     async def begin(self, market: MarketState, now: float) -> bool:
-        """Direct the attempts to save and end whose jobs would start now in the clusters that they name. Return whether
-        there are any: the market is then another."""
+        """Direct a job's attempt to save and end, if the job would start now in the cluster that it names.
+
+        Return True if it did so: the market has then changed.
+        """
         waiting = [(row.id, row.attempt, named_cluster(row.spec)) for row in self._ready]
         asked_about, mono = (standing_of(market), waiting), self._clock.monotonic()
         if not waiting or (asked_about == self._asked_about and mono - self._asked_mono < _BAD_S):
@@ -218,7 +218,7 @@ class Moving:
         return False
 
     def kept(self) -> dict[str, WorkerNeed]:
-        """What is kept of each node for jobs that cannot start there yet, by node id."""
+        """Return what is kept of each node for jobs that cannot start there yet, by node id."""
         kept: dict[str, WorkerNeed] = {}
         for key, claim in self._begun.items():
             for node_id, need in claim.needs.items() if key not in self._arriving else ():
@@ -227,10 +227,10 @@ class Moving:
 
     async def _is_given_up(self, row: DriveRow, lease: Lease) -> bool:
         cluster = self.cluster_of(row)
-        cluster_s, supervisor_s = self._lost.silent_s(cluster, (row.id, row.attempt))
+        cluster_s, supervisor_s = self._silences.silent_s(cluster, (row.id, row.attempt))
         silent = SilentJob(
             cluster=cluster,
-            named=named_cluster(row.spec),
+            named_cluster=named_cluster(row.spec),
             cluster_s=cluster_s,
             supervisor_s=supervisor_s,
             wait_s=row.spec.elasticity.wait_s,
@@ -243,8 +243,8 @@ class Moving:
                 OtherCluster(name, self._why_not_go(row, name)) for name in self._reader.connected if name != cluster
             ]
         decision = decide(silent, others)
-        if decision.verdict is Verdict.STAY and self._said.get(row.id) != decision.words:
-            self._said[row.id] = decision.words
+        if decision.verdict is Verdict.STAY and self._obstacles.get(row.id) != decision.obstacle:
+            self._obstacles[row.id] = decision.obstacle
             await self._note(row, decision.reason, lease, cluster)
         if decision.verdict is not Verdict.REQUEUE:
             return False
@@ -278,7 +278,7 @@ class Moving:
                     why_not = self._waits.get(key)
                 if why_not and not self._reader.why_away(self.cluster_of(row)):
                     message = f"moves to the cluster {named_cluster(row.spec)!r} as soon as it can: {why_not}"
-                    await self._say(row, message, lease, cluster=self.cluster_of(row))
+                    await self._set_obstacle(row, message, lease, cluster=self.cluster_of(row))
             if key in self._begun:
                 moving.add(row.id)
         return frozenset(moving)
@@ -287,7 +287,7 @@ class Moving:
         return named_cluster(row.spec) not in ("", self.cluster_of(row))
 
     def _unreadable(self, row: DriveRow) -> dict[str, str]:
-        """Clusters in which a queued job may not start, with the reasons; empty reason: not known yet."""
+        """Return clusters in which a queued job may not start, with reasons; an empty one is not known yet."""
         named, last = named_cluster(row.spec), self.cluster_of(row)
         unreadable: dict[str, str] = {}
         for name in [named] if named else self._reader.connected:
@@ -298,7 +298,7 @@ class Moving:
         return unreadable
 
     def _why_not_go(self, row: DriveRow, to: str, *, saves: bool = False) -> str | None:
-        """Why the job cannot go on there; empty if it can, None if that is not known yet."""
+        """Return why the job cannot go on there; empty if it can, None if that is not known yet."""
         if away := self._reader.why_away(to):
             return away
         if why := self._why_no_place(row, to):
@@ -312,7 +312,7 @@ class Moving:
             return f"the cluster is cordoned ({joined.cordon.reason}). End that with `shoal clusters uncordon {to}`"
         job = replace(requested(row), cluster=to)
         nodes = market_nodes(self._reader.nodes_of(to), [row.id], self._reader.foreign)
-        shape = Room(nodes).shape(job, facts_of(job))
+        shape = Room(nodes).shape(job, derive_facts(job))
         if shape.ever >= job.min_workers:
             return ""
         return (
@@ -320,14 +320,14 @@ class Moving:
             "the nodes there that it may use, if they were empty. Lower one of them, or add nodes"
         )
 
-    async def _say(self, row: DriveRow, message: str, lease: Lease, *, cluster: str) -> None:
-        """Says once what stands in the way of a job. With an empty text, what was said is taken back."""
-        before = self._said.get(row.id, "")
-        if message == before:
+    async def _set_obstacle(self, row: DriveRow, obstacle: str, lease: Lease, *, cluster: str) -> None:
+        """Write the obstacle to the job's note if it changed. An empty text clears the note."""
+        before = self._obstacles.get(row.id, "")
+        if obstacle == before:
             return
-        self._said[row.id] = message
-        if message or row.status.note == before:
-            await self._note(row, message, lease, cluster)
+        self._obstacles[row.id] = obstacle
+        if obstacle or row.status.note == before:
+            await self._note(row, obstacle, lease, cluster)
 
     async def _note(self, row: DriveRow, message: str, lease: Lease, cluster: str) -> None:
         now = self._clock.time()
@@ -374,8 +374,8 @@ class _Answer:
 
 
 class ReachableStorage:
-    """Knows in which clusters the checkpoints of a job can be read. `why_not` has the last answer, which is asked for
-    in the background if it is old."""
+    """Knows in which clusters the checkpoints of a job can be read. `why_not` returns the last answer, and asks again
+    in the background if that is old."""
 
     def __init__(self, store: Store, clusters: Clusters, clock: Clock, default_url: str) -> None:
         """`default_url`: the checkpoint directory of jobs without a `checkpoint.url`."""
@@ -389,7 +389,7 @@ class ReachableStorage:
         """Number of open questions, by cluster."""
 
     def why_not(self, cluster: str, row: DriveRow, *, saves: bool = False) -> str | None:
-        """Why the job cannot go on there from what it has saved; empty if it can, None if that is not known yet.
+        """Return why the job cannot go on there from its checkpoint; empty if it can, None if not known yet.
 
         Args:
             saves: its attempt saves before, so its directory must be there also if it has no checkpoint yet.
@@ -408,12 +408,12 @@ class ReachableStorage:
         return None if known is None else known.why_not
 
     async def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
-        """Asks now why the job cannot go on there. Raises ClusterUnreachable, JobNotFound."""
+        """Ask now why the job cannot go on there. Raises ClusterUnreachable, JobNotFound."""
         root, name = await asyncio.to_thread(self._saved, job_id, spec)
         return await self._clusters.of(cluster).sees_storage(root, name) if name or saves else ""
 
     def drop(self) -> None:
-        """Stops asking, because the lease is lost."""
+        """Stop asking, because the lease is lost."""
         self._errands.drop()
         self._asked.clear()
 
@@ -448,30 +448,30 @@ def needs_storage(row: DriveRow) -> bool:
     return row.attempt > 0 or row.spec.continue_from is not None
 
 
-class _Silences:
-    """Measures how long clusters and the supervisors in them are silent, while this process is awake.
+class _SilenceTimer:
+    """Measures how long clusters and their supervisors have not answered, while this process is awake.
 
     A control plane that was suspended, or has just taken over, has seen no silence.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._looked_mono = clock.monotonic()
+        self._observed_mono = clock.monotonic()
         self._clusters: dict[str, float] = {}
         """Seconds of silence of each cluster."""
         self._supervisors: dict[AttemptKey, tuple[float, float]] = {}
         """When each supervisor has reported last, and its seconds of silence since then."""
 
     def observe(self, away: Collection[str], reported_at: Mapping[AttemptKey, float]) -> None:
-        """Called with each pass.
+        """Add the time since the last pass.
 
         Args:
             away: clusters that do not answer.
             reported_at: of the attempts in these clusters, when their supervisors have reported last.
         """
         now_mono = self._clock.monotonic()
-        passed_s = min(_PASS_S, now_mono - self._looked_mono)
-        self._looked_mono = now_mono
+        passed_s = min(_PASS_S, now_mono - self._observed_mono)
+        self._observed_mono = now_mono
         self._clusters = {name: self._clusters.get(name, -passed_s) + passed_s for name in away}
         before, self._supervisors = self._supervisors, {}
         for key, at in reported_at.items():
@@ -479,5 +479,5 @@ class _Silences:
             self._supervisors[key] = (at, silent_s + passed_s if known_at == at else 0.0)
 
     def silent_s(self, cluster: str, key: AttemptKey) -> tuple[float, float]:
-        """Seconds of silence of the cluster, and of the supervisor."""
+        """Return the seconds without an answer of the cluster, and of the supervisor."""
         return self._clusters.get(cluster, 0.0), self._supervisors.get(key, (0.0, 0.0))[1]

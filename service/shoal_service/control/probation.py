@@ -63,7 +63,7 @@ class Probation:
             self._test = asyncio.create_task(self._run(node, partner, suspicion, epoch))
 
     def stop(self) -> None:
-        """Cancels the test, because the lease is lost. Its next holder repeats the test."""
+        """Cancel the test, because the lease is lost. Its next holder repeats the test."""
         if self._test is not None:
             self._test.cancel()
             self._test = None

@@ -21,7 +21,7 @@ class PackageStores(Protocol):
         """The packages that no process has used for `for_s` seconds, on all nodes that are alive and answer."""
 
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
-        """Removes a set of packages. False: they were used meanwhile, or the node does not answer."""
+        """Remove a set of packages. False: they were used meanwhile, or the node does not answer."""
 
 
 class Cluster(RayVerbs, GatewayVerbs, Protocol):
@@ -37,8 +37,8 @@ class Cluster(RayVerbs, GatewayVerbs, Protocol):
         """The cluster as it was at most some seconds ago. Raises ClusterUnreachable."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed`, on any thread, soon after a node has come, gone or begun to drain, or a supervisor could not
-        be created. Returns how to stop."""
+        """Call `changed`, on any thread, soon after a node has come, gone or begun to drain, or a supervisor could not
+        be created. Return how to stop."""
 
     @property
     def silent_s(self) -> float | None:
@@ -64,7 +64,7 @@ class Clusters(Protocol):
         not known are there. It counts as joined from the start."""
 
     def refresh(self) -> None:
-        """Reads which ones have joined or were removed since; blocks. Raises StoreUnavailable."""
+        """Read which ones have joined or were removed since; blocks. Raises StoreUnavailable."""
 
     @property
     def joined(self) -> Mapping[str, JoinedAs]:
@@ -74,5 +74,5 @@ class Clusters(Protocol):
         """The cluster of this name; empty: the own one. One that has not joined, or was removed, answers no call."""
 
     def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `changed` with the name of a cluster, on any thread, soon after a node of it has come, gone or begun to
-        drain. Returns how to stop."""
+        """Call `changed` with the name of a cluster, on any thread, soon after a node of it has come, gone or begun to
+        drain. Return how to stop."""

@@ -110,7 +110,7 @@ class RetentionCollector:
             await wait_for_any(self._clock, stop, timeout_s=_DELETIONS_S)
 
     async def collect(self, *, dry_run: bool, within_s: float, limit: int) -> GcView:
-        """Does one round for a user: up to that time, and that number of removals."""
+        """Do one round for a user: up to that time, and that number of removals."""
         end_mono = self._clock.monotonic() + within_s
         removals: list[RemovalView] = []
         if not dry_run:
@@ -186,7 +186,7 @@ class RetentionCollector:
         return view
 
     async def _carry_out(self, removal: Removal) -> int:
-        """Carries out a removal. Returns the number of rows that it removed. Raises StorageAway, NotFound,
+        """Carry out a removal. Return the number of rows that it removed. Raises StorageAway, NotFound,
         ClusterUnreachable."""
         now, store = self._clock.time(), self._store
         match removal.kind:
@@ -238,7 +238,7 @@ class RetentionCollector:
         self._tallies.removed(Kind.CHECKPOINT)
 
     async def _remove_rows(self, kind: Kind, remove: Callable[[int], int]) -> int:
-        """Removes rows batch by batch, so that other writes come in between. `remove`: is given the number of rows that
+        """Remove rows batch by batch, so that other writes come in between. `remove`: is given the number of rows that
         are removed so far, and returns that of the next batch; 0: there are none left."""
         total = 0
         while removed := await asyncio.to_thread(remove, total):
@@ -270,7 +270,7 @@ class JobDeleter:
         self._tallies = tallies
 
     async def advance(self, view: DeletionView) -> DeletionView:
-        """Completes a deletion that was begun; one whose storage does not answer stays unfinished, with the error."""
+        """Complete a deletion that was begun; one whose storage does not answer stays unfinished, with the error."""
         if view.finished_at is not None:
             return view
         if view.with_checkpoints:

@@ -60,7 +60,7 @@ class SpecFormat(StrEnum):
 
     @staticmethod
     def of(hint: str) -> SpecFormat:
-        """Reads the format from a media type or a file name. Anything but JSON is read as YAML, of which JSON is almost
+        """Read the format from a media type or a file name. Anything but JSON is read as YAML, of which JSON is almost
         a subset."""
         kind = hint.partition(";")[0].strip().lower()
         return SpecFormat.JSON if kind.endswith("json") else SpecFormat.YAML
@@ -82,13 +82,13 @@ def encode(spec: JobSpec) -> str:
 
 
 def parse_text(text: str, spec_format: SpecFormat) -> JobSpec:
-    """Parses and validates a spec. Raises SpecError with every problem; for YAML also with its line."""
+    """Parse and validate a spec. Raises SpecError with every problem; for YAML also with its line."""
     document, lines = decode(text, spec_format)
     return parse_document(document, lines)
 
 
 def parse_document(document: Any, lines: Lines) -> JobSpec:
-    """Validates what `decode` has returned. Raises SpecError as `parse_text` does."""
+    """Validate what `decode` has returned. Raises SpecError as `parse_text` does."""
     try:
         return parse_spec(document)
     except SpecError as error:
@@ -193,7 +193,7 @@ def _require_tame(text: str) -> None:
 
 
 def _require_unique_keys(node: yaml.Node, place: Link | None) -> None:
-    """Refuses a key that is there twice: YAML would silently use the last one."""
+    """Refuse a key that is there twice: YAML would silently use the last one."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -220,7 +220,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, place: Link | None, depth: int) -> None:
-    """Refuses what JSON cannot express, or what a database may not be able to store."""
+    """Refuse what JSON cannot express, or what a database may not be able to store."""
     if depth > MAX_DEPTH:
         raise _too_deep()
     if isinstance(value, dict):
@@ -248,7 +248,7 @@ def _require_text(text: str, place: Link | None) -> None:
 
 
 def _with_line(problem: SpecProblem, lines: Lines) -> SpecProblem:
-    """Adds the line of the key, or of the nearest enclosing one."""
+    """Add the line of the key, or of the nearest enclosing one."""
     line = lines.of(problem.path) if problem.path else None
     if line is None:
         return problem

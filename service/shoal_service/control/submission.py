@@ -1,14 +1,13 @@
-"""Submission: checks that the model of a valid spec fits into some layout and that `finish_by` can be met, stores its
-code, and creates the job.
+"""Submits jobs and sweeps: checks specs, stores their code, creates the jobs; and prunes sweeps.
 
-The planner predicts how long the job takes with all of its workers, from the measured hardware profile if there is one.
-A prediction may be wrong, so it never refuses a job; a `finish_by` that has passed does. Called by the HTTP edge. The
-default of `checkpoint.url` is not filled in here, because it contains the job's id, which does not exist yet.
+A valid spec is refused if its model fits into no layout, or if `finish_by` has passed. The planner predicts how long
+the job takes with all of its workers, from the measured hardware profile if there is one; a prediction may be wrong, so
+it only makes a note. The default of `checkpoint.url` is not filled in here, because it contains the job's id, which
+does not exist yet.
 
-Sweeps: the specs of their jobs and their submission, all or none; and the end of those that are worse (`Pruner`).
-
-The HTTP edge submits; the command line and the client expand a request for a dry run. The rules of a sweep are in the
-specs of its jobs: the scheduler keeps to the limit, the control loop prunes, and neither knows the request.
+The jobs of a sweep are submitted all or none. The HTTP edge submits; the command line and the client expand a request
+for a dry run. The rules of a sweep are in the specs of its jobs: the scheduler enforces the limit, the control loop
+ends jobs that are worse than others (`Pruner`), and neither knows the request.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from shoal_service.core.sweeps import (
     InvalidGrid,
     Method,
     Rule,
-    combinations,
-    document_of,
-    draws,
-    labels_of,
-    rule_of,
-    words,
+    combine,
+    describe_labels,
+    draw,
+    make_document,
+    make_labels,
+    make_rule,
 )
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
@@ -55,6 +54,7 @@ from shoal_workers.contract import JobSpec
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_checkpoint_url, check_places
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
+from shoal_workers.contract.spec import SweepSpec
 
 
 @dataclass(eq=False)
@@ -74,19 +74,16 @@ class CodeUnknown(ServiceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SubmitContext:
     """What is known at submit about where the job will run."""
 
     profiles: tuple[HardwareProfile, ...] = ()
-    """The hardware profiles. A measured one predicts whether the job can make `finish_by`."""
+    """A measured one predicts if the job can meet `finish_by`."""
     nodes: tuple[Node, ...] = ()
     note: str = ""
-    """Text with which the note of the job's status begins."""
+    """Begin of the note of the job's status."""
     places: AllowedPlaces = EVERYWHERE
     webhooks: WebhookRules = UNRESTRICTED
-
-
-NOTHING_KNOWN = Surroundings()
 
 
 def patch(
@@ -98,7 +95,7 @@ def patch(
     now: float,
     places: AllowedPlaces = EVERYWHERE,
 ) -> JobView:
-    """Changes a job's spec. New code is checked and stored as at submit.
+    """Change a job's spec. New code is checked and stored as at submit.
 
     Raises:
         JobNotFound, JobEnded, PreconditionFailed, RequestConflict, SpecError, CodeUnknown
@@ -108,11 +105,9 @@ def patch(
     if code is not None and code.archive is not None:
         _require_code(store, code.archive)
     elif code is not None:
-        spec = store.get_job(job_id).spec
-        local = spec.code.model_copy(update={"working_dir": code.working_dir, "archive": None})
-        spec = spec.model_copy(update={"code": local})
+        spec = _change_code(store.get_job(job_id).spec, working_dir=code.working_dir, archive=None)
         check_places(spec, places, os.path.realpath)
-        archive = _packed(spec)
+        archive = _pack_code(spec)
         assert archive is not None, "it has a working_dir or an archive"
         _store_code(store, archive, now)
         packed = CodePatch.model_construct(working_dir=code.working_dir, archive=archive.sha256)
@@ -122,7 +117,7 @@ def patch(
 
 
 def check_spec(spec: JobSpec, places: AllowedPlaces, webhooks: WebhookRules) -> None:
-    """Checks what can be checked without the store and the planner. Raises SpecError."""
+    """Check what needs neither the store nor the planner. Raises SpecError."""
     check_checkpoint_url(spec)
     check_places(spec, places, os.path.realpath)
     check_webhooks(spec, webhooks)
@@ -134,36 +129,40 @@ def submit(
     spec: JobSpec,
     idempotency_key: str | None,
     now: float,
-    surroundings: Surroundings = NOTHING_KNOWN,
+    context: SubmitContext,
 ) -> tuple[JobView, bool]:
-    """Create a job, or find the one that was created with this key; the second value is False then.
+    """Create a job, or find that which was created with this key.
+
+    The second value is True if the job is new.
 
     A `code.working_dir` without an archive is a directory of this machine; it is packed and stored now.
 
-    The note of the job's status says what is probably not meant: a deadline that will be missed, more workers than the
-    cluster has room for, and the remarks on the spec.
+    The note of the job's status lists warnings: a deadline that will be missed, more workers than the cluster has room
+    for, and the remarks on the spec.
 
     Raises:
-        SpecError: checkpoint.url is relative, a path or URL is not allowed on this server, a webhook names unknown
-            events, or a receiver or secret that is not allowed, the directory cannot be packed, the model fits into no
-            layout, or finish_by has passed.
+        SpecError: checkpoint.url is relative; this server does not allow a path, a URL, or the receiver or secret of a
+            webhook; a webhook names unknown events; the directory cannot be packed; the model fits into no layout; or
+            finish_by has passed.
         CodeUnknown, IdempotencyConflict, QueueFull
     """
-    spec, note = accepted(store, spec, now, surroundings)
+    spec, note = _accept(store, spec, now, context)
     with store.write() as tx:
         return submissions.create(tx, spec, idempotency_key=idempotency_key, now=now, note=note)
 
 
-def accepted(store: Store, spec: JobSpec, now: float, surroundings: Surroundings) -> tuple[JobSpec, str]:
-    """Stores the code of a spec. Returns the spec as it is submitted, and the note of the job's status. Raises
-    SpecError, CodeUnknown."""
-    note = _checked(store, spec, now, surroundings)
+def _accept(store: Store, spec: JobSpec, now: float, context: SubmitContext) -> tuple[JobSpec, str]:
+    """Check a spec, and store its code. Raises SpecError, CodeUnknown.
+
+    Return the spec with the archive of its code, and the note of the job's status.
+    """
+    note = _check(store, spec, now, context)
     if spec.code.archive is not None:
         _require_code(store, spec.code.archive)
-    elif (archive := _packed(spec)) is not None:
+    elif (archive := _pack_code(spec)) is not None:
         with access.preparing():
             _store_code(store, archive, now)
-        spec = _with_archive(spec, archive)
+        spec = _change_code(spec, archive=archive.sha256)
     return spec, note
 
 
@@ -171,26 +170,27 @@ def dry_run(
     store: Store,
     spec: JobSpec,
     now: float,
-    surroundings: Surroundings = NOTHING_KNOWN,
+    context: SubmitContext,
     *,
     uploads: bool = False,
     forecast: Callable[[JobSpec], StartForecast | None],
 ) -> DryRun:
-    """Every check of `submit`, the layouts and the start that the job would have. Nothing is stored.
+    """Make every check of `submit`, and predict layouts and start. Stores nothing.
 
     Args:
         uploads: the client stores the archive before it submits.
-        forecast: of the scheduler.
+        forecast: asks the scheduler when the job would start.
 
     Raises: as `submit`.
     """
-    note = _checked(store, spec, now, surroundings)
-    if spec.code.archive is not None and not uploads:
+    note = _check(store, spec, now, context)
+    if spec.code.archive is None:
+        if (archive := _pack_code(spec)) is not None:
+            spec = _change_code(spec, archive=archive.sha256)
+    elif not uploads:
         _require_code(store, spec.code.archive)
-    elif spec.code.archive is None and (archive := _packed(spec)) is not None:
-        spec = _with_archive(spec, archive)
     job, _ = store.trying(submissions.create)(spec, idempotency_key=None, now=now, note=note)
-    profile = measured_profile(surroundings.profiles, has_gpu=spec.worker.gpus > 0)
+    profile = measured_profile(context.profiles, has_gpu=spec.worker.gpus > 0)
     # a script or a loop splits its own work, so nothing is planned for it
     sizes = sorted({spec.elasticity.min_workers, spec.elasticity.max_workers}) if spec.program is None else []
     planned = [(size, plan(job.spec, size, profile)) for size in sizes]
@@ -206,31 +206,33 @@ def dry_run(
     return DryRun(spec=job.spec, note=job.status.note, layouts=layouts, start=forecast(job.spec))
 
 
-def _checked(store: Store, spec: JobSpec, now: float, surroundings: Surroundings) -> str:
-    """Checks a spec, and makes the note of the job's status. Raises SpecError."""
-    check_spec(spec, surroundings.places, surroundings.webhooks)
-    _check_origin(store, spec, surroundings.places)
+def _check(store: Store, spec: JobSpec, now: float, context: SubmitContext) -> str:
+    """Check a spec, and return the note of the job's status. Raises SpecError."""
+    check_spec(spec, context.places, context.webhooks)
+    _check_origin(store, spec, context.places)
     too_large = refusal(spec)
     if too_large:
         raise SpecError.at("model", too_large)
-    deadline = check_deadline(spec, surroundings.profiles, now)
-    room = [(node.cpus, node.gpus) for node in surroundings.nodes if node.alive]
-    memory = [(node.cpus, node.gpus, node.memory_gib) for node in surroundings.nodes if node.alive and node.memory_gib]
-    profile = measured_profile(surroundings.profiles, has_gpu=spec.worker.gpus > 0)
+    deadline = check_deadline(spec, context.profiles, now)
+    room = [(node.cpus, node.gpus) for node in context.nodes if node.alive]
+    memory = [(node.cpus, node.gpus, node.memory_gib) for node in context.nodes if node.alive and node.memory_gib]
+    profile = measured_profile(context.profiles, has_gpu=spec.worker.gpus > 0)
     capacity = capacity_remark(spec, room) if room else ""
-    notes = (surroundings.note, deadline, capacity, memory_note(spec, memory, profile), *remarks(spec))
+    notes = (context.note, deadline, capacity, memory_note(spec, memory, profile), *remarks(spec))
     return " ".join(filter(None, notes))
 
 
 def _check_origin(store: Store, spec: JobSpec, places: AllowedPlaces) -> None:
-    """Checks that the checkpoints of the job that this one goes on from may be read: the settings may have changed
-    since it was submitted."""
+    """Check that the checkpoints of the job in `continue_from` may be read.
+
+    The settings may have changed since that job was submitted.
+    """
     if spec.continue_from is None:
         return
     try:
         url = store.get_job(spec.continue_from.job).spec.checkpoint.url
     except JobNotFound:
-        return  # the store says so, with the way out
+        return  # creating the job raises this, with the way out
     if url is not None and (text := places.refusal(url, os.path.realpath)):
         raise SpecError.at(
             "continue_from.job",
@@ -249,8 +251,8 @@ def _store_code(store: Store, packed: CodeArchive, now: float) -> None:
         archives.put(tx, archive, now=now)
 
 
-def _packed(spec: JobSpec) -> CodeArchive | None:
-    """Packs the directory of this machine that the spec names; None if it names none. Raises SpecError."""
+def _pack_code(spec: JobSpec) -> CodeArchive | None:
+    """Pack the directory of this machine that the spec names; None if it names none. Raises SpecError."""
     if spec.code.working_dir is None:
         return None
     try:
@@ -259,12 +261,12 @@ def _packed(spec: JobSpec) -> CodeArchive | None:
         raise SpecError.at("code.working_dir", str(error)) from error
 
 
-def _with_archive(spec: JobSpec, archive: CodeArchive) -> JobSpec:
-    return spec.model_copy(update={"code": spec.code.model_copy(update={"archive": archive.sha256})})
+def _change_code(spec: JobSpec, **changes: str | None) -> JobSpec:
+    return spec.model_copy(update={"code": spec.code.model_copy(update=changes)})
 
 
 def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: float) -> str:
-    """Why the deadline will probably be missed, for people; empty: it will not, or that is not known.
+    """Return why the deadline will probably be missed; empty if it will be met, or that is not known.
 
     Raises:
         SpecError: finish_by has passed.
@@ -284,7 +286,7 @@ def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: floa
             rates[size] = samples / best[0].step_s
     if not rates or spec.stop.steps is None:
         return ""  # a task of unknown sizes, or an end that only the data decides
-    why = verdict(
+    miss = verdict(
         MarketJob(
             job_id="",
             submitted_at=now,
@@ -297,18 +299,18 @@ def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: floa
         ),
         now,
     )
-    return "" if why is None else f"The deadline will probably be missed: {why}"
+    return "" if miss is None else f"The deadline will probably be missed: {miss}"
 
 
 MAX_TOTAL_BYTES = 16 << 20
 """Largest size of all specs of a sweep together, in bytes."""
 _MAX_STEM = 50
-_LOOK_S = 2.0
-"""Seconds between two looks, at least."""
+_PRUNE_S = 2.0
+"""Shortest time between two comparisons of the jobs of sweeps, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SweepJob:
     """A job of a sweep that is not submitted yet."""
 
     document: dict[str, Any]
@@ -317,110 +319,114 @@ class Member:
     """The values of the job, as labels."""
 
 
-def with_name(request: SweepRequest) -> SweepRequest:
+def fill_name(request: SweepRequest) -> SweepRequest:
+    """Return the request with a name; one without gets the name of its spec and a random number."""
     if request.name is not None:
         return request
-    return request.model_copy(update={"name": f"{_stem(request)}-{secrets.token_hex(3)}"})
+    return request.model_copy(update={"name": f"{_shorten_name(request)}-{secrets.token_hex(3)}"})
 
 
-def members(request: SweepRequest) -> list[Member]:
-    """The jobs of a request in the order of the grid, or of the draws; it must have a name. Raises InvalidGrid."""
-    texts = {key: tuple(map(_text, values)) for key, values in request.grid.items()}
+def expand_jobs(request: SweepRequest) -> list[SweepJob]:
+    """Return the jobs of a request that has a name. Raises InvalidGrid.
+
+    In the order of the grid, or of the draws.
+    """
+    texts = {key: tuple(map(_format_value, values)) for key, values in request.grid.items()}
     for key, text in texts.items():
         if not text or len(set(text)) < len(text):
             raise InvalidGrid(f"grid.{key}: give one value or more, each of them once.")
-    chosen = _chosen(request, texts)
+    choices = _choose_values(request, texts)
     size = len(json.dumps(request.spec))
-    if size * len(chosen) > MAX_TOTAL_BYTES:
+    if size * len(choices) > MAX_TOTAL_BYTES:
         raise InvalidGrid(
-            f"The spec has {size:,} bytes, and the sweep {len(chosen):,} jobs: together more than "
+            f"The spec has {size:,} bytes, and the sweep {len(choices):,} jobs: together more than "
             f"{MAX_TOTAL_BYTES >> 20} MiB. Leave values out."
         )
     values = {
-        key: dict(zip(texts[key], (_value(key, value) for value in given), strict=True))
-        for key, given in request.grid.items()
+        key: dict(zip(texts[key], (_parse_value(key, value) for value in listed), strict=True))
+        for key, listed in request.grid.items()
     }
     rules = {name: getattr(request, name) for name in ("limit", "prune", "warmup_steps", "reduction")}
     section = {"name": request.name, **{key: value for key, value in rules.items() if value is not None}}
     jobs = []
-    for number, member in enumerate(chosen, 1):
-        given = {key: values[key][text] if key in values else json.loads(text) for key, text in member.items()}
-        document = document_of(request.spec, given)
-        labels, own = labels_of(member), document.get("labels") or {}
-        named = {"name": f"{_stem(request)}-{number}", "sweep": section}
-        if isinstance(own, dict):
-            named["labels"] = {**own, **labels}
-        jobs.append(Member({**document, **named}, labels))
+    for number, choice in enumerate(choices, 1):
+        parsed = {key: values[key][text] if key in values else json.loads(text) for key, text in choice.items()}
+        document = make_document(request.spec, parsed)
+        labels, spec_labels = make_labels(choice), document.get("labels") or {}
+        document |= {"name": f"{_shorten_name(request)}-{number}", "sweep": section}
+        if isinstance(spec_labels, dict):
+            document["labels"] = {**spec_labels, **labels}
+        jobs.append(SweepJob(document, labels))
     return jobs
 
 
-def _chosen(request: SweepRequest, texts: dict[str, tuple[str, ...]]) -> list[dict[str, str]]:
+def _choose_values(request: SweepRequest, texts: dict[str, tuple[str, ...]]) -> list[dict[str, str]]:
     if request.samples is None:
-        return combinations(list(texts.items()))
+        return combine(list(texts.items()))
     intervals = {
         key: Interval(interval.low, interval.high, is_log=interval.scale == "log", is_whole=interval.whole)
         for key, interval in request.ranges.items()
     }
-    return draws(texts, intervals, samples=request.samples, seed=request.seed)
+    return draw(texts, intervals, samples=request.samples, seed=request.seed)
 
 
-def specs_of(request: SweepRequest) -> list[JobSpec]:
-    """The specs of all jobs of the sweep.
+def expand_specs(request: SweepRequest) -> list[JobSpec]:
+    """Return the specs of all jobs of the sweep.
 
     Raises:
         InvalidGrid
         SpecError: the first spec that is not valid, with its values.
     """
     specs = []
-    for member in members(request):
+    for job in expand_jobs(request):
         try:
-            specs.append(parse_spec(member.document))
+            specs.append(parse_spec(job.document))
         except SpecError as error:
-            raise _with_values(error, member.labels) from None
+            raise _add_values(error, job.labels) from None
     return specs
 
 
 def submit_sweep(
-    store: Store, name: str, jobs: Sequence[tuple[JobSpec, Surroundings]], now: float
+    store: Store, name: str, jobs: Sequence[tuple[JobSpec, SubmitContext]], now: float
 ) -> tuple[list[str], bool]:
-    """Submits all jobs of a sweep, or none. Returns the ids of the jobs in their order, and whether one of them is new.
+    """Submit all jobs of a sweep, or none. Return their ids in order, and True if one of them is new.
 
     Raises:
-        SpecError, CodeUnknown: as `submission.submit`.
+        SpecError, CodeUnknown: as `submit`.
         SweepConflict, SweepTooLarge
     """
-    packed: dict[str, str] = {}
-    checked = []
-    for spec, surroundings in jobs:
+    archives_by_directory: dict[str, str] = {}
+    accepted = []
+    for spec, context in jobs:
         directory = spec.code.working_dir
-        if directory is not None and directory in packed and spec.code.archive is None:
-            spec = spec.model_copy(update={"code": spec.code.model_copy(update={"archive": packed[directory]})})
-        spec, note = accepted(store, spec, now, surroundings)
+        if directory is not None and directory in archives_by_directory and spec.code.archive is None:
+            spec = _change_code(spec, archive=archives_by_directory[directory])
+        spec, note = _accept(store, spec, now, context)
         if directory is not None and spec.code.archive is not None:
-            packed[directory] = spec.code.archive
-        checked.append((spec, note))
+            archives_by_directory[directory] = spec.code.archive
+        accepted.append((spec, note))
     with store.write() as tx:
-        return sweep_jobs.create(tx, name, checked, now=now)
+        return sweep_jobs.create(tx, name, accepted, now=now)
 
 
-def _with_values(error: SpecError, labels: dict[str, str]) -> SpecError:
+def _add_values(error: SpecError, labels: dict[str, str]) -> SpecError:
     return SpecError(
         tuple(
-            SpecProblem(path=problem.path, message=f"With {words(labels)}: {problem.message}")
+            SpecProblem(path=problem.path, message=f"With {describe_labels(labels)}: {problem.message}")
             for problem in error.problems
         )
     )
 
 
-def _stem(request: SweepRequest) -> str:
+def _shorten_name(request: SweepRequest) -> str:
     return str(request.spec.get("name", "job"))[:_MAX_STEM]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value.strip() if isinstance(value, str) else json.dumps(value)
 
 
-def _value(key: str, value: Any) -> Any:
+def _parse_value(key: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -430,28 +436,28 @@ def _value(key: str, value: Any) -> Any:
 
 
 class Pruner:
-    """Ends the jobs of sweeps that are worse than the others. Looks again when one of them has trained on.
+    """Ends jobs of sweeps that are worse than the others. Compares them again after one of them has trained on.
 
-    Called by the control loop in each pass, on a worker thread. The rule is `core/sweeps.py`.
+    The control loop calls it in each pass, on a worker thread. The rule is in `core/sweeps.py`.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seen: dict[str, int] = {}
-        """Steps of the jobs at the last look."""
-        self._looked_mono = float("-inf")
-        """Monotonic time of the last look."""
+        self._steps: dict[str, int] = {}
+        """Steps of the jobs at the last comparison."""
+        self._compared_mono = float("-inf")
 
-    def look(self, rows: Iterable[DriveRow], mono: float, *, epoch: int, now: float) -> None:
-        """Looks at the sweeps whose jobs have trained on. Raises LeaseLost."""
-        mine = {row.id: row for row in rows if _may_be_pruned(row)}
-        steps = {job_id: row.status.step for job_id, row in mine.items()}
-        if not mine or steps == self._seen or mono - self._looked_mono < _LOOK_S:
+    def prune(self, rows: Iterable[DriveRow], mono: float, *, epoch: int, now: float) -> None:
+        """Compare jobs that have trained on, and end the worse ones. Raises LeaseLost."""
+        prunable = {row.id: row for row in rows if _may_be_pruned(row)}
+        steps = {job_id: row.status.step for job_id, row in prunable.items()}
+        if not prunable or steps == self._steps or mono - self._compared_mono < _PRUNE_S:
             return
-        self._seen, self._looked_mono = steps, mono
+        self._steps, self._compared_mono = steps, mono
         sweeps: dict[tuple[str, str], dict[str, Rule]] = defaultdict(dict)
-        for job_id, row in mine.items():
-            sweeps[_sweep_of(row.spec)][job_id] = _rule_of(row.spec)
+        for job_id, row in prunable.items():
+            assert row.spec.sweep is not None
+            sweeps[row.spec.project, row.spec.sweep.name][job_id] = _make_rule(row.spec, row.spec.sweep)
         for (project, sweep), rules in sweeps.items():
             for job_id, worse in self._store.reading(sweep_jobs.compare)(project, sweep, rules).items():
                 with self._store.write(epoch) as tx:
@@ -463,17 +469,11 @@ def _may_be_pruned(row: DriveRow) -> bool:
     return sweep is not None and sweep.prune is not None and row.state in ACTIVE and row.desired is Desired.RUN
 
 
-def _sweep_of(spec: JobSpec) -> tuple[str, str]:
-    assert spec.sweep is not None
-    return spec.project, spec.sweep.name
-
-
-def _rule_of(spec: JobSpec) -> Rule:
-    assert spec.sweep is not None
+def _make_rule(spec: JobSpec, sweep: SweepSpec) -> Rule:
     validates = spec.validation.samples > 0 and spec.program is None
-    return rule_of(
+    return make_rule(
         spec.validation.every_steps if validates else None,
-        spec.sweep.warmup_steps,
-        Method(spec.sweep.prune or Method.MEDIAN),
-        spec.sweep.reduction,
+        sweep.warmup_steps,
+        Method(sweep.prune or Method.MEDIAN),
+        sweep.reduction,
     )

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
-    """Makes sure that the file has a token of role admin that the store knows. Servers that start at the same time,
+    """Make sure that the file has a token of role admin that the store knows. Servers that start at the same time,
     with one file or with equal ones, take the same token. Raises OSError: the file cannot be written."""
     path = state_dir / ADMIN_TOKEN_FILE
     stored_token = _read(path)
@@ -46,7 +46,7 @@ def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
 
 
 def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: float) -> str:
-    """Makes sure that the gateway of the server's own cluster has a token: that of the file, or a new one if the store
+    """Make sure that the gateway of the server's own cluster has a token: that of the file, or a new one if the store
     does not know it, or it is not valid any more. Raises OSError."""
     path = state_dir / f"{cluster}-{GATEWAY_TOKEN_FILE}"
     token = _read(path)
@@ -61,7 +61,7 @@ def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: fl
 
 
 def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float) -> None:
-    """Lets the gateway that shows the token of this file (setting cluster_token_file) join as `cluster`, and no more.
+    """Let the gateway that shows the token of this file (setting cluster_token_file) join as `cluster`, and no more.
 
     A token that was revoked stays so: the server starts, warns, and refuses the gateway.
 
@@ -87,7 +87,7 @@ def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float
 
 
 def _read(path: Path) -> str | None:
-    """Reads the token in the file; None if there is none that can be used. One that others could read is deleted."""
+    """Read the token in the file; None if there is none that can be used. One that others could read is deleted."""
     try:
         if path.stat().st_mode & _OTHERS and os.access(path.parent, os.W_OK):
             path.unlink()
@@ -105,7 +105,7 @@ def _register(store: Store, token: str, now: float) -> None:
 
 
 def _write(path: Path, token: str, *, replaces: bool = True) -> None:
-    """Writes the file in one step. Others can never read it, not even for a moment. `replaces`: a file that is there is
+    """Write the file in one step. Others can never read it, not even for a moment. `replaces`: a file that is there is
     replaced; otherwise it stays."""
     beside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.writing")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -84,7 +84,7 @@ T = TypeVar("T")
 
 
 def check_webhooks(spec: JobSpec, rules: WebhookRules) -> None:
-    """Checks what the service requires of a spec's webhooks beyond their form. Names are resolved when they are called,
+    """Check what the service requires of a spec's webhooks beyond their form. Names are resolved when they are called,
     not here.
 
     Raises:
@@ -233,7 +233,7 @@ class WebhookDelivery:
             self._passed[lane.key] = end
 
     def _later(self, lane: Lane) -> Lane:
-        """Makes the lane after a failure that is not the receiver's."""
+        """Make the lane after a failure that is not the receiver's."""
         next_at = self._clock.time() + self._config.retries.first_s
         return replace(lane, retries=replace(lane.retries, next_at=next_at))
 
@@ -245,7 +245,7 @@ class WebhookDelivery:
         return lease.expires_at > self._clock.time()
 
     async def _drop(self) -> None:
-        """Forgets everything that was read under the last lease."""
+        """Forget everything that was read under the last lease."""
         tasks = list(self._tasks.values())
         self._epoch = self._read_at = None
         self._tasks.clear()
@@ -256,7 +256,7 @@ class WebhookDelivery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait(self, stop: asyncio.Event) -> None:
-        """Waits until something has changed or an attempt is due; after a moment it returns in any case."""
+        """Wait until something has changed or an attempt is due; after a moment it returns in any case."""
         await wait_for_any(self._clock, stop, timeout_s=_MIN_PASS_S)
         now = self._clock.time()
         due_s = [max(0.0, (lane.retries.next_at or now) - now) for lane in self._waiting.values()]
@@ -361,7 +361,7 @@ class LaneDelivery:
         return seen
 
     async def _attempt(self, hook: WebhookSpec, lane: Lane, event: EventView, job: JobFacts, epoch: int) -> str:
-        """Makes one attempt. Empty: the receiver has accepted the event; otherwise why not."""
+        """Make one attempt. Empty: the receiver has accepted the event; otherwise why not."""
         async with self._slots.one(hook.receiver, has_failed=lane.retries.num_failed > 0):
             if not self._owns(epoch):  # the lease may have ended during the wait for a slot
                 raise NotOwner
@@ -395,7 +395,7 @@ class LaneDelivery:
     async def _failed(
         self, hook: WebhookSpec, lane: Lane, waiting: Sequence[EventView], error: str, epoch: int
     ) -> Lane:
-        """Notes that the first of the waiting events has failed. Returns the lane, with its next attempt."""
+        """Note that the first of the waiting events has failed. Return the lane, with its next attempt."""
         now = self._clock.time()
         verdict = after_failure(
             lane.retries,
@@ -528,11 +528,11 @@ class Secrets:
         return f"Secrets({len(self._variables)} variables, {self._directory})"
 
     def key(self, reference: str) -> bytes:
-        """Reads the key that signs. Blocks, if it is in a file. Raises SecretUnusable."""
+        """Read the key that signs. Blocks, if it is in a file. Raises SecretUnusable."""
         return _decoded(reference, self._text(reference))
 
     def url(self, reference: str) -> str:
-        """Reads the apprise URL. Blocks, if it is in a file. Raises SecretUnusable."""
+        """Read the apprise URL. Blocks, if it is in a file. Raises SecretUnusable."""
         text = self._text(reference)
         if not text or len(text.split()) > 1:
             raise SecretUnusable(reference, "it is not one URL; a hook has one, so use more hooks")
@@ -585,7 +585,7 @@ class Slots:
 
     @asynccontextmanager
     async def one(self, receiver: str, *, has_failed: bool) -> AsyncIterator[None]:
-        """Takes a slot. It waits for a slot of the receiver first, so that attempts that wait for the receiver take no
+        """Take a slot. It waits for a slot of the receiver first, so that attempts that wait for the receiver take no
         other slot."""
         of_receiver = self._receivers.get(receiver)
         if of_receiver is None:
@@ -686,7 +686,7 @@ class Notifier:
         self._threads = Threads(_APPRISE_THREADS)
 
     async def send(self, url: str, event: EventView, job: JobFacts) -> str:
-        """Sends the message. Empty: it is sent. Otherwise why not, in words without the URL."""
+        """Send the message. Empty: it is sent. Otherwise why not, in words without the URL."""
         if not is_installed():
             return f"was not called: {MISSING}"
         title = f"{job.name}: {event.type}"
@@ -723,9 +723,9 @@ class Threads:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="webhooks")
 
     async def __call__(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Runs the call, and returns its result. A cancelled caller does not end it."""
+        """Run the call, and return its result. A cancelled caller does not end it."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *arguments, **named))
 
     def close(self) -> None:
-        """Ends the threads. Returns when the calls that have begun are over."""
+        """End the threads. Return when the calls that have begun are over."""
         self._pool.shutdown(cancel_futures=True)

@@ -1,13 +1,13 @@
-"""When a job is given up in a cluster that does not answer, and goes on in another one. Pure: silences in, verdict out.
+"""Decides when a job leaves a cluster that does not answer. Pure: seconds without an answer in, verdict out.
 
-    the gateway is silent, or Ray is, and so is the job's supervisor, both for longer than elasticity.wait_s
-        another cluster may have the job, has room for its minimum, and reads its checkpoints    -> requeue
-        that is not known yet                                                                    -> wait
-        none                                                                                     -> stay, and say why
+    neither the cluster (its gateway or its Ray) nor the job's supervisor has answered for elasticity.wait_s
+        another cluster may run the job, has room for its minimum, and reads its checkpoints   -> requeue
+        another cluster may run the job, but has not yet said if it can                        -> wait
+        no other cluster can run the job                                                       -> stay, with the reason
 
-A supervisor that reports is never given up: it dials the service by itself, and its job trains. The old attempt may
-train on behind a network that is cut; its storage fences it (`shoal_workers/checkpoint/beginnings.py`). Called by
-`control/moving.py`, which measures the silences.
+A job whose supervisor reports stays: the supervisor dials the service by itself, so the job still trains. The old
+attempt may train on behind a network that is cut; its storage fences it (`shoal_workers/checkpoint/beginnings.py`).
+`control/moving.py` measures the seconds.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SilentJob:
     """A job with an attempt in a cluster that does not answer."""
 
     cluster: str
-    named: str
-    """The only cluster in which its spec lets it run; empty: any."""
+    named_cluster: str
+    """The only cluster in which its spec lets it run; empty if any."""
     cluster_s: float
     """Seconds in which the cluster did not answer, while this control plane was awake."""
     supervisor_s: float
-    """The same, in which its supervisor did not report."""
+    """Seconds in which the supervisor did not report, while this control plane was awake."""
     wait_s: float
     """`elasticity.wait_s`."""
     saved_step: int | None
@@ -46,11 +46,11 @@ class SilentJob:
 
 @dataclass(frozen=True, slots=True)
 class OtherCluster:
-    """Another one that answers."""
+    """A cluster that answers, and is not that of the job."""
 
     name: str
     why_not: str | None
-    """Why the job cannot go on there; empty: it can; None if that is not known yet."""
+    """Why the job cannot go on there; empty if it can, None if that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class LostDecision:
     verdict: Verdict
     reason: str
     """Why, with the numbers."""
-    words: str = ""
-    """The part of a `STAY` that stays the same while the silence goes on."""
+    obstacle: str = ""
+    """The part of the reason of a `STAY` that has no seconds in it, so it changes only with the facts."""
 
 
 def decide(job: SilentJob, others: Sequence[OtherCluster]) -> LostDecision:
-    """`others`: in any order."""
+    """Decide about one job; the order of `others` does not matter."""
     silent_s = min(job.cluster_s, job.supervisor_s)
     if silent_s <= job.wait_s:
         return LostDecision(
@@ -77,25 +77,25 @@ def decide(job: SilentJob, others: Sequence[OtherCluster]) -> LostDecision:
     )
     if job.is_leaving:
         return LostDecision(Verdict.REQUEUE, lost)
-    allowed = [other for other in others if other.name != job.cluster and job.named in ("", other.name)]
+    allowed = [other for other in others if other.name != job.cluster and job.named_cluster in ("", other.name)]
     if any(cluster.why_not == "" for cluster in allowed):
         from_step = "from the start" if job.saved_step is None else f"from the checkpoint of step {job.saved_step}"
         return LostDecision(Verdict.REQUEUE, f"{lost}; it goes on in another cluster {from_step}")
     if any(cluster.why_not is None for cluster in allowed):
-        return LostDecision(Verdict.WAIT, f"{lost}; whether it can go on in another one is being found out")
-    message = _why_it_stays(job, allowed)
-    return LostDecision(Verdict.STAY, f"{lost}, and the job stays there: {message}", message)
+        return LostDecision(Verdict.WAIT, f"{lost}; the job waits until another cluster says if it can run it")
+    obstacle = _describe_obstacle(job, allowed)
+    return LostDecision(Verdict.STAY, f"{lost}, and the job stays there: {obstacle}", obstacle)
 
 
-def _why_it_stays(job: SilentJob, allowed: Sequence[OtherCluster]) -> str:
-    if job.named == job.cluster:
+def _describe_obstacle(job: SilentJob, allowed: Sequence[OtherCluster]) -> str:
+    if job.named_cluster == job.cluster:
         return (
-            f"worker.cluster is {job.named}. `shoal move JOB --to any` lets it go on in another cluster, from its "
-            "newest checkpoint"
+            f"worker.cluster is {job.named_cluster}. `shoal move JOB --to any` lets it go on in another cluster, from "
+            "its newest checkpoint"
         )
     if not allowed:
-        which = f"the cluster {job.named!r}, which worker.cluster names, does not answer"
-        return f"{which if job.named else 'no other cluster answers'}. `shoal clusters` lists them"
+        missing = f"the cluster {job.named_cluster!r}, which worker.cluster names, does not answer"
+        return f"{missing if job.named_cluster else 'no other cluster answers'}. `shoal clusters` lists them"
     return "; ".join(
         f"in {cluster.name!r}: {cluster.why_not}" for cluster in sorted(allowed, key=lambda cluster: cluster.name)
     )

@@ -1,21 +1,18 @@
-"""Sweeps: the values that its jobs try, every combination of a grid or draws at random, and which of them are ended
-early. Pure.
+"""Sweeps: chooses the values that their jobs try, and the jobs that are ended early. Pure.
 
-`optimizer.lr=1e-4,3e-4` and others make one set of values for each job; the command line and the client use it. A value
-is YAML, as in `--set`. Commas inside brackets, braces and quotes do not separate values.
+`optimizer.lr=1e-4,3e-4` and other axes make one set of values for each job, as every combination or drawn at random.
+A value is YAML, as in `--set`. Commas inside brackets, braces and quotes do not separate values.
 
-A draw depends on the seed, the number of the draw and the key alone. So a request that is repeated has the same jobs,
-and one with more samples continues the sweep. The limit of a sweep is a rule of the
-scheduler, in `core/scheduling`.
+A draw depends only on the seed, the number of the draw and the key. So a request that is repeated has the same jobs,
+and one with more samples continues the sweep. The limit of a sweep is a rule of the scheduler, in `core/scheduling`.
 
 A job is ended early because others are better at the same step:
 
     median    worse than the median of the others ("Google Vizier", Golovin et al. 2017, section 3.2.2)
     halving   not among the best 1 / reduction at a rung (asynchronous successive halving, Li et al. 2020)
 
-The control loop asks in each of its looks, for each running job: `step_to_compare` names the step, the store reads the
-values there, `verdict` decides. Both are functions of what is stored, so a control plane that was restarted decides
-the same, and a job that was ended is not asked about again.
+For each running job `step_to_compare` returns the step, the store reads the values there, and `verdict` decides. Both
+are functions of what is stored, so a control plane that was restarted decides the same.
 
 Median: the step is the last one that the job and at least two others have reached, so a job that is ahead is compared
 as soon as others follow, and one that runs after others have ended is compared from the end of its warm-up. With fewer
@@ -47,7 +44,7 @@ from shoal_service.core.key_paths import NotASection, assign
 
 MAX_JOBS = 1_000
 _DRAWS_PER_SAMPLE = 100
-"""So many draws are tried for each job, since draws from few values repeat."""
+"""Draws that are tried for each job, since draws from few values repeat."""
 _NOT_OF_A_GRID = {
     "name": "the jobs are numbered",
     "sweep": "all jobs are of this one",
@@ -61,7 +58,7 @@ class InvalidGrid(ValueError):
 
 
 def parse_axis(text: str) -> tuple[str, tuple[str, ...]]:
-    """KEY.PATH and the texts of its values. Raises InvalidGrid."""
+    """Return KEY.PATH and the texts of its values. Raises InvalidGrid."""
     key, equals, values = text.partition("=")
     texts = tuple(value.strip() for value in _split(values))
     if not key.strip() or not equals or not all(texts) or not texts:
@@ -71,8 +68,8 @@ def parse_axis(text: str) -> tuple[str, tuple[str, ...]]:
     return key.strip(), texts
 
 
-def combinations(axes: Sequence[tuple[str, tuple[str, ...]]]) -> list[dict[str, str]]:
-    """Every combination, by key path; the last axis changes fastest. Raises InvalidGrid."""
+def combine(axes: Sequence[tuple[str, tuple[str, ...]]]) -> list[dict[str, str]]:
+    """Return every combination, by key path; the last axis changes fastest. Raises InvalidGrid."""
     keys = [key for key, _ in axes]
     if twice := {key for key in keys if keys.count(key) > 1}:
         raise InvalidGrid(f"--grid names {', '.join(sorted(twice))} twice: give all of its values in one --grid.")
@@ -98,8 +95,10 @@ class Interval:
 
 
 def parse_interval(text: str) -> tuple[str, Interval]:
-    """KEY.PATH and its interval, from `optimizer.lr=1e-5:1e-2:log`; of whole numbers if both ends are written as such.
-    Raises InvalidGrid."""
+    """Return KEY.PATH and its interval, from `optimizer.lr=1e-5:1e-2:log`. Raises InvalidGrid.
+
+    It has whole numbers if both ends are written as whole numbers.
+    """
     key, equals, given = text.partition("=")
     ends = [part.strip() for part in given.split(":")]
     form = f"--range {text!r}: use KEY.PATH=LOW:HIGH or KEY.PATH=LOW:HIGH:log, for example optimizer.lr=1e-5:1e-2:log."
@@ -114,7 +113,7 @@ def parse_interval(text: str) -> tuple[str, Interval]:
 
 
 def why_not_drawn(interval: Interval) -> str:
-    """Why nothing can be drawn from the interval; empty if it can."""
+    """Return why the interval is not valid; empty if it is."""
     if not (math.isfinite(interval.low) and math.isfinite(interval.high) and interval.low < interval.high):
         return f"low is {interval.low:g} and high is {interval.high:g}: low must be a number less than high"
     if interval.is_log and interval.low <= 0:
@@ -124,11 +123,13 @@ def why_not_drawn(interval: Interval) -> str:
     return ""
 
 
-def draws(
+def draw(
     lists: Mapping[str, Sequence[str]], intervals: Mapping[str, Interval], *, samples: int, seed: int
 ) -> list[dict[str, str]]:
-    """`samples` different sets of values as text, by key path: a value of each list, and a number of each interval with
-    four significant digits. Raises InvalidGrid: there are not so many."""
+    """Draw `samples` different sets of values as text, by key path. Raises InvalidGrid if there are fewer.
+
+    A set has a value of each list, and a number of each interval with four significant digits.
+    """
     if both := sorted(lists.keys() & intervals.keys()):
         raise InvalidGrid(f"ranges.{both[0]}: grid has values of this key too. Leave one of the two out.")
     for key, interval in intervals.items():
@@ -136,9 +137,9 @@ def draws(
             raise InvalidGrid(f"ranges.{key}: {problem}.")
     drawn: dict[tuple[str, ...], dict[str, str]] = {}
     for number in range(1, samples * _DRAWS_PER_SAMPLE + 1):
-        member = {key: values[int(_uniform(seed, number, key) * len(values))] for key, values in lists.items()}
-        member |= {key: _within(interval, _uniform(seed, number, key)) for key, interval in intervals.items()}
-        drawn.setdefault(tuple(member.values()), member)
+        choice = {key: values[int(_uniform(seed, number, key) * len(values))] for key, values in lists.items()}
+        choice |= {key: _scale(interval, _uniform(seed, number, key)) for key, interval in intervals.items()}
+        drawn.setdefault(tuple(choice.values()), choice)
         if len(drawn) == samples:
             return list(drawn.values())
     raise InvalidGrid(
@@ -151,7 +152,7 @@ def _uniform(seed: int, number: int, key: str) -> float:
     return Random(f"{seed}/{number}/{key}").random()
 
 
-def _within(interval: Interval, share: float) -> str:
+def _scale(interval: Interval, share: float) -> str:
     low, high = interval.low, interval.high + (1 if interval.is_whole else 0)
     if interval.is_log:
         value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
@@ -162,8 +163,8 @@ def _within(interval: Interval, share: float) -> str:
     return f"{min(max(value, low), high):.4g}"
 
 
-def document_of(shared: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the spec that the jobs share, with these values by key path. Raises InvalidGrid."""
+def make_document(shared: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the spec that the jobs share, with these values by key path. Raises InvalidGrid."""
     document: dict[str, Any] = copy.deepcopy(dict(shared))
     for path, value in values.items():
         top = path.partition(".")[0]
@@ -178,13 +179,12 @@ def document_of(shared: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
     return document
 
 
-def words(labels: Mapping[str, str]) -> str:
-    """The values of one job, for people."""
+def describe_labels(labels: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in labels.items())
 
 
 def label_names(keys: Sequence[str]) -> dict[str, str]:
-    """The label for each key path: its last part, or all of it where that is not unique or is taken by the sweep."""
+    """Return the label for each key path: its last part, or all of it if that is not unique or is `sweep`."""
     last = [key.rpartition(".")[2] for key in keys]
     return {
         key: short if last.count(short) == 1 and short != "sweep" else key
@@ -192,9 +192,9 @@ def label_names(keys: Sequence[str]) -> dict[str, str]:
     }
 
 
-def labels_of(chosen: Mapping[str, str]) -> dict[str, str]:
-    names = label_names(list(chosen))
-    return {names[key]: value.strip("'\"")[:255] for key, value in chosen.items()}
+def make_labels(choice: Mapping[str, str]) -> dict[str, str]:
+    names = label_names(list(choice))
+    return {names[key]: value.strip("'\"")[:255] for key, value in choice.items()}
 
 
 def _split(text: str) -> list[str]:
@@ -215,8 +215,10 @@ def _split(text: str) -> list[str]:
 
 
 def rank(val_loss: float | None, loss: float | None) -> tuple[bool, float]:
-    """The key that sorts the jobs of a sweep, the best first: by validation loss, where there is one; then by loss;
-    then those that have neither."""
+    """Return the sort key of a job of a sweep, the best first.
+
+    By validation loss if there is one, else by loss; jobs that have neither come last.
+    """
     value = val_loss if val_loss is not None else loss
     return value is None, math.inf if value is None or math.isnan(value) else value
 
@@ -236,7 +238,7 @@ AVERAGED_STEPS = 8
 
 
 class Measure(StrEnum):
-    """What is compared."""
+    """The loss that is compared."""
 
     VALIDATION = "validation loss"
     TRAINING = "training loss"
@@ -251,7 +253,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What decides whether one job is pruned."""
+    """The settings by which a job is pruned."""
 
     measure: Measure
     every_steps: int
@@ -277,16 +279,18 @@ class Verdict:
     """The number, in halving, of jobs that pass the rung."""
 
 
-def rule_of(every_steps: int | None, warmup_steps: int, method: Method = Method.MEDIAN, reduction: int = 3) -> Rule:
-    """`every_steps`: between two validations; None if there is none under way."""
-    if every_steps is None:
-        return Rule(Measure.TRAINING, AVERAGED_STEPS, warmup_steps, method, reduction)
-    return Rule(Measure.VALIDATION, every_steps, warmup_steps, method, reduction)
+def make_rule(every_steps: int | None, warmup_steps: int, method: Method = Method.MEDIAN, reduction: int = 3) -> Rule:
+    """Make the rule of a job. `every_steps`: steps between two validations; None if it does not validate."""
+    measure = Measure.TRAINING if every_steps is None else Measure.VALIDATION
+    return Rule(measure, every_steps or AVERAGED_STEPS, warmup_steps, method, reduction)
 
 
 def step_to_compare(job_id: str, reached: Mapping[str, int], rule: Rule) -> int | None:
-    """`reached`: the last step of each job of the sweep for which it has a value of this measure. None if no step can
-    be compared yet."""
+    """Return the step at which the job is compared with others; None if there is no such step yet.
+
+    Args:
+        reached: the last step of each job of the sweep for which it has a value of this measure.
+    """
     if job_id not in reached:
         return None
     if rule.method is Method.HALVING:
@@ -300,28 +304,32 @@ def step_to_compare(job_id: str, reached: Mapping[str, int], rule: Rule) -> int 
 
 
 def verdict(job_id: str, step: int, values: Mapping[str, float], rule: Rule) -> Verdict | None:
-    """`values`: of the jobs that have one at this step, smaller ones are better. None if the job goes on."""
+    """Decide if the job is ended; None if it goes on.
+
+    Args:
+        values: of the jobs that have one at this step; smaller values are better.
+    """
     if job_id not in values:
         return None
     others = [_or_worst(value) for other, value in values.items() if other != job_id]
-    mine, kept = _or_worst(values[job_id]), None
+    local, num_kept = _or_worst(values[job_id]), None
     if rule.method is Method.HALVING:
         if len(values) < rule.reduction:
             return None
-        kept = -(-len(values) // rule.reduction)
-        bound = sorted([*others, mine])[kept - 1]
+        num_kept = -(-len(values) // rule.reduction)
+        bound = sorted([*others, local])[num_kept - 1]
     elif len(others) < LEAST_OTHERS:
         return None
     else:
         bound = median_high(others)  # of an even number the larger one: at most half of the jobs are ended
-    return Verdict(step, values[job_id], bound, len(others), kept) if mine > bound else None
+    return Verdict(step, values[job_id], bound, len(others), num_kept) if local > bound else None
 
 
 def _rung(reached: int, rule: Rule) -> int | None:
-    """The highest rung up to this step; None if the job is below the first one."""
-    passed_rung, wanted = None, max(1, rule.warmup_steps)
-    while (rung := -(-wanted // rule.every_steps) * rule.every_steps) <= reached:
-        passed_rung, wanted = rung, wanted * rule.reduction
+    """Return the highest rung up to this step; None if the job is below the first rung."""
+    passed_rung, step = None, max(1, rule.warmup_steps)
+    while (rung := -(-step // rule.every_steps) * rule.every_steps) <= reached:
+        passed_rung, step = rung, step * rule.reduction
     return passed_rung
 
 

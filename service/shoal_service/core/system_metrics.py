@@ -95,7 +95,7 @@ def pace_s(num_ranks: int) -> float:
     return SHORTEST_S * max(1.0, num_ranks / _RANKS_AT_FULL_PACE)
 
 
-def sample_of(uses: Mapping[int, Sequence[WorkerUse]], *, num_ranks: int, generation: int, at: float) -> SystemSample:
+def make_sample(uses: Mapping[int, Sequence[WorkerUse]], *, num_ranks: int, generation: int, at: float) -> SystemSample:
     """Makes a sample of what each rank has measured in the interval."""
     values: dict[str, tuple[float | None, ...]] = {}
     for metric, value in VALUES.items():

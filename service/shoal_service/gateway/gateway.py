@@ -17,7 +17,7 @@ import itertools
 import logging
 import random
 import secrets
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,6 +39,7 @@ from shoal_service.gateway.answering import Answering, RayAccess
 from shoal_service.gateway.link import Link
 from shoal_service.home import DialError, Superseded, Unavailable
 from shoal_workers.contract.backoff import backoff_s
+from shoal_workers.recently_used import RecentlyUsed
 
 _REPORT_S = 1.0
 _FIRST_REPORT_S = 5.0
@@ -78,7 +79,7 @@ class _Life:
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     outbox: dict[int, Answer] = field(default_factory=dict)
     """Answers that are not acknowledged."""
-    done: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
+    done: RecentlyUsed[int, Answer] = field(default_factory=lambda: RecentlyUsed(_KEPT_ANSWERS))
     """The newest answers, by number of the order, for an order that comes again."""
     is_admitted: bool = False
 
@@ -379,9 +380,7 @@ class Gateway:
 
     def _answered(self, life: _Life, answer: Answer) -> None:
         life.outbox[answer.number] = answer
-        life.done[answer.number] = answer
-        if len(life.done) > _KEPT_ANSWERS:
-            life.done.popitem(last=False)
+        life.done.put(answer.number, answer)
         if life is self._life:
             self._report_soon.set()
 

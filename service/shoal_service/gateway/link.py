@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from shoal_service.clusters.wire import ClusterReport, OrderPage, ReportReceipt
-from shoal_service.home import DialError, Unavailable, error_of_answer
+from shoal_service.home import DialError, Unavailable, make_error
 
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
@@ -91,7 +91,7 @@ class Link:
 
 
 def _refusal(answer: httpx.Response) -> DialError:
-    return error_of_answer(answer.status_code, _detail(answer), answer.headers.get("Retry-After", ""))
+    return make_error(answer.status_code, _detail(answer), answer.headers.get("Retry-After", ""))
 
 
 def _detail(answer: httpx.Response) -> str:

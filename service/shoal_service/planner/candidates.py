@@ -23,6 +23,7 @@ from shoal_service.planner.shape import ModelShape
 from shoal_workers.contract.checks.legality import LegalDegrees
 from shoal_workers.contract.layout import (
     MAX_PADDING,
+    WHOLE_STATE,
     ContextMethod,
     Layout,
     ParallelismSpec,
@@ -30,7 +31,6 @@ from shoal_workers.contract.layout import (
     Schedule,
     ShardLevel,
 )
-from shoal_workers.contract.proofs import PLAIN, kind_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -124,11 +124,13 @@ class Limits:
     may_be_plain: bool = False
     """Workers may have the whole state, and train the task's own module."""
     refused: tuple[frozenset[str], ...] = ()
-    """Kinds of layouts (contract/proofs.py) that a proof has refused."""
+    """Features of each layout that a proof has refused."""
 
     def holds(self, tp: int, world: int) -> bool:
-        """Return whether the nodes have room for all tp groups of a world, none of them on two nodes, or need not have
-        it."""
+        """Return True if the nodes have room for all tp groups of a world, none of them on two nodes.
+
+        Also True if the spec fixes the degrees, so the nodes need not have room.
+        """
         if self.fixed is not None:
             return True
         if self.tp_may_cross or tp > self.max_tp:
@@ -139,7 +141,7 @@ class Limits:
 
 
 def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offload: bool = False) -> Candidates:
-    """Every legal layout of each world; there may be none."""
+    """Return every legal layout of each world; there may be none."""
     degrees = np.array(sorted({d for world in worlds for d in _degrees(limits, world)}), np.int64).reshape(-1, 6)
     crossed = [_cross(degrees[(degrees[:, 0] > 1) == has_pp][:, :], has_pp, limits.fixed) for has_pp in (False, True)]
     table = np.concatenate(crossed)
@@ -154,9 +156,9 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     is_plain, is_whole = level == LEVELS.index(ShardLevel.NONE), (shard * cp * tp * pp == 1) & limits.may_be_plain
     has_effect = (level == LEVELS.index(ShardLevel.OPTIMIZER)) & ~is_whole | (shard * cp > 1)
     legal &= np.where(is_plain, is_whole, has_effect | _is_fixed(limits.fixed, "shard"))
-    for kind in limits.refused:
-        uses = _uses(kind, {"pp": pp, "cp": cp, "tp": tp, "ep": ep}, schedule, context)
-        legal &= ~(uses & is_plain if PLAIN in kind else uses)
+    for features in limits.refused:
+        has_all = _have_features(features, {"pp": pp, "cp": cp, "tp": tp, "ep": ep}, schedule, context)
+        legal &= ~(has_all & is_plain if WHOLE_STATE in features else has_all)
     cuts, cut_index = _cuts(shape, pp[legal], per_rank[legal], schedule[legal])
     columns = Candidates(
         pp,
@@ -178,23 +180,23 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     return replace(select_rows(columns, legal), cut=cut_index, cuts=cuts)
 
 
-def _uses(kind: frozenset[str], degrees: dict[str, Ints], schedule: Ints, context: Ints) -> np.ndarray:
-    """A mask: layouts that use all of `kind`; `contract.proofs.kind_of` for columns. A test compares the two."""
-    is_used = np.ones(len(schedule), dtype=bool)
+def _have_features(features: frozenset[str], degrees: dict[str, Ints], schedule: Ints, context: Ints) -> np.ndarray:
+    """Return a mask of the layouts with all these features: `Layout.features` for columns. A test compares the two."""
+    mask = np.ones(len(schedule), dtype=bool)
     for axis, degree in degrees.items():
-        if axis in kind:
-            is_used &= degree > 1
-    own = {SCHEDULES.index(name) for name in SCHEDULES if kind & kind_of(Layout(pp=2, schedule=name)) - {"pp"}}
-    if own:
-        is_used &= np.isin(schedule, sorted(own))
-    methods = {CONTEXTS.index(method) for method in CONTEXTS if kind & kind_of(Layout(cp=2, context=method)) - {"cp"}}
+        if axis in features:
+            mask &= degree > 1
+    schedules = [n for n, name in enumerate(SCHEDULES) if features & Layout(pp=2, schedule=name).features - {"pp"}]
+    if schedules:
+        mask &= np.isin(schedule, schedules)
+    methods = [n for n, method in enumerate(CONTEXTS) if features & Layout(cp=2, context=method).features - {"cp"}]
     if methods:
-        is_used &= np.isin(context, sorted(methods))
-    return is_used
+        mask &= np.isin(context, methods)
+    return mask
 
 
 def select_rows(columns: Candidates, chosen: np.ndarray) -> Candidates:
-    """The chosen rows of all columns. `chosen`: a mask, or row numbers."""
+    """Return the chosen rows of all columns. `chosen`: a mask, or row numbers."""
     arrays = {f.name: getattr(columns, f.name) for f in fields(columns)}
     return replace(columns, **{name: a[chosen] for name, a in arrays.items() if isinstance(a, np.ndarray)})
 

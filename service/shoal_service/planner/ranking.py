@@ -34,7 +34,6 @@ from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.legality import legal_degrees
 from shoal_workers.contract.layout import AXES, PLANNED_AXES, Layout, ParallelismSpec, Recompute, ShardLevel
-from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import JobSpec, Precision, plan_of
 
 _EQUAL = 0.03
@@ -151,7 +150,6 @@ class Task:
         degrees = legal_degrees(self.spec, plan_of(self.spec))
         nodes = tuple(size for rack in self.racks for size in rack)
         num_micro_batches, max_tp = self.spec.batch.num_micro_batches, self.profile.ranks_per_node
-        kinds = tuple(kind_of(layout) for layout in self.refused)
         return Limits(
             degrees,
             num_micro_batches,
@@ -160,7 +158,7 @@ class Task:
             nodes,
             self.tp_may_cross,
             may_be_plain=self.fixed is not None and self.fixed.shard is ShardLevel.NONE,
-            refused=kinds,
+            refused=tuple(layout.features for layout in self.refused),
         )
 
 

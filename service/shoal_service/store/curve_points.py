@@ -1,11 +1,10 @@
-"""Few points of a job's curve, as rows of the columns that somebody wants, from the roll-ups of `curves.py`.
+"""Reads few points of a job's curve, as rows of the requested columns, from the roll-ups of `curves.py`.
 
-    least 60 points of a job with 100,000 steps: 195 buckets of 512 steps, then of 64 and 8, then steps
+    at least 60 points of a job with 100,000 steps: 195 buckets of 512 steps, then of 64 and 8, then steps
 
-A read takes the widest buckets that give a curve at least `least` points, so it has at most eight times as many, and
-some thirty for the end that is not rolled up yet. Where old rows of a level were deleted (store/thinning.py, and
-retention of ended jobs) it takes the next coarser one. Used by `many_curves.py` and for the small curves of
-`job_lists.py`.
+A read takes the widest buckets that give a curve at least `min_points` points, so it has at most eight times as many,
+and some thirty for the end that is not rolled up yet. Where old rows of a level were deleted (store/thinning.py, and
+retention of ended jobs) it takes the next coarser one. For `many_curves.py`, and the small curves of `job_lists.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _THINNED_UNTIL = select(jobs.c.thinned_until).where(jobs.c.num == bindparam("of_
 
 
 def _end(of: Any, column: Column[int], *conditions: ColumnElement[bool]) -> ScalarSelect[Any]:
-    """The smallest or largest value: each in a query of its own, for which an index has the answer at its end."""
+    """Select the smallest or largest value, in a separate query, which the end of an index answers."""
     return select(of(column)).where(column.table.c.job_num == bindparam("of_job"), *conditions).scalar_subquery()
 
 
@@ -40,34 +39,37 @@ _EXTENT = select(
 )
 
 
-def points_of(
+def read_points(
     tx: Transaction,
     num: int,
     columns: tuple[str, ...],
     *,
-    least: int,
+    min_points: int,
     last_step: int,
     after_step: int = -1,
     until_step: int = MAX_STEP,
 ) -> list[Any]:
-    """Step, time and these columns of each point of job `num`, which has come to `last_step`.
+    """Return step, time and these columns of each point of job `num`, whose newest step is `last_step`.
 
     Args:
-        least: points at least, if the job has as many steps after `after_step` and up to `until_step`.
+        min_points: points at least, if the job has as many steps after `after_step` and up to `until_step`.
     """
     num_steps = min(last_step, until_step) - max(after_step, 0)
     for width in sorted(WIDTHS, reverse=True):
-        if num_steps // width >= least:
+        if num_steps // width >= min_points:
             rows = list(read_pyramid(tx, num, columns, coarsest=width, after_step=after_step, until_step=until_step))
-            if len(rows) >= least:
+            if len(rows) >= min_points:
                 return rows
             # A job that goes on from another one's checkpoint has fewer steps than the number of its last one says.
     return list(read_pyramid(tx, num, columns, coarsest=1, after_step=after_step, until_step=until_step))
 
 
 def read_extent(tx: Transaction, num: int) -> tuple[int, int] | None:
-    """First and last step of the job's curve; None if it has no step. A level begins earlier than the finer one only
-    if old rows of that were deleted: a job that goes on from another one's checkpoint begins within a bucket."""
+    """Return the first and the last step of the job's curve; None if it has no step.
+
+    A level begins earlier than the finer one only if old rows of that were deleted: a job that goes on from another
+    job's checkpoint begins within a bucket.
+    """
     row = tx.execute(_EXTENT, {"of_job": num}).one()
     first, last = row.first, row.last
     for width, bucket in zip(WIDTHS, row[2:-1], strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -43,6 +42,7 @@ from shoal_service.store.records import (
 )
 from shoal_service.store.tables import jobs
 from shoal_workers.contract import EndReason, IncidentCause, JobSpec, JobState
+from shoal_workers.recently_used import RecentlyUsed
 
 _CACHED_SPECS = 32_768
 
@@ -96,22 +96,15 @@ class SpecCache:
     second. SQLite gives the number of a deleted job to the next one, so numbers are no keys here."""
 
     def __init__(self) -> None:
-        self._specs: OrderedDict[tuple[str, int], Readable[JobSpec]] = OrderedDict()
-        self._lock = Lock()
+        self._specs: RecentlyUsed[tuple[str, int], Readable[JobSpec]] = RecentlyUsed(_CACHED_SPECS)
 
     def get(self, tx: Transaction, job_id: str, num: int, version: int) -> Readable[JobSpec]:
         key = (job_id, version)
-        with self._lock:
-            if key in self._specs:
-                self._specs.move_to_end(key)
-                return self._specs[key]
+        if (known := self._specs.get(key)) is not None:
+            return known
         spec = read_spec(tx, num, version)
-        if spec.problem:
-            return spec  # not kept: the row may be repaired
-        with self._lock:
-            self._specs[key] = spec
-            if len(self._specs) > _CACHED_SPECS:
-                self._specs.popitem(last=False)
+        if not spec.problem:  # else the row may be repaired
+            self._specs.put(key, spec)
         return spec
 
 

@@ -3,7 +3,7 @@
 Each value is read with a type: of a JSON document, the text, the number or the boolean at a path, or NULL if something
 else is there. So no cast fails, and text never equals a number. Each comparison is true or false, never NULL, so that
 `not` is the opposite. Texts are compared by code points (collation C), and upper and lower case are the same for A to Z
-only: both databases agree on that. Called by `job_lists`, which also passes the rows that `values_of` reads.
+only: both databases agree on that. Called by `job_lists`, which also passes the rows that `read_values` reads.
 
 A setting is what the stored document of the newest version has: a key that the release of that time did not know is not
 set.
@@ -68,7 +68,7 @@ def order_in_sql(tx: Transaction, orders: Sequence[Order]) -> list[_Sql]:
     ]
 
 
-def values_of(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) -> dict[int, dict[str, Any]]:
+def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) -> dict[int, dict[str, Any]]:
     """The values of the jobs with these numbers, by number and name of the field; a job without a value has no name."""
     if not columns or not nums:
         return {num: {} for num in nums}

@@ -1,8 +1,8 @@
 """Lists of jobs in SQL: selected by state, project, labels, words and conditions, ordered and cut into pages.
 
 `page` is the list of the API, with cursors that are opaque to clients and checked when one comes back. `fleet_page` is
-that of the overview, with any order and a small curve of each job; `many_curves.py` takes it without them. A file of
-jobs takes `nums`, and then `summaries` of some of them at a time.
+the list of the overview, in any order, with a small curve of each job; `plain_fleet_page` has no curves. A file of jobs
+takes `nums`, and then `summaries` of some of them at a time.
 
 What the table of jobs offers: the names that its conditions and columns can use, and views saved under a name.
 
@@ -36,7 +36,7 @@ from shoal_service.fleet_views import ClusterGoodput, FleetJob, JobField, NodeJo
 from shoal_service.store import curve_points, curves
 from shoal_service.store.database import Transaction, json_number, upsert
 from shoal_service.store.errors import InvalidCursor, TooManyViews, ViewNotFound
-from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, values_of
+from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, read_values
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
     WAITS_FOR_CAPACITY,
@@ -196,7 +196,7 @@ def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
     rows_of = _filtered(tx, select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
     rows = tx.execute(_part(tx, rows_of, query)).all()
     page_nums = [row.num for row in rows]
-    labels, values = _labels(tx, page_nums), values_of(tx, page_nums, query.selection.columns)
+    labels, values = _labels(tx, page_nums), read_values(tx, page_nums, query.selection.columns)
     return {row.num: _fleet_job(row, labels[row.num], values[row.num]) for row in rows}
 
 
@@ -217,7 +217,7 @@ def _summaries(
     """Return the jobs of rows of SUMMARY_COLUMNS, with the values of the columns."""
     if not columns:
         return tuple(summary_of(row) for row in rows)
-    values = values_of(tx, [row.num for row in rows], columns)
+    values = read_values(tx, [row.num for row in rows], columns)
     return tuple(summary_of(row).model_copy(update={"values": values[row.num]}) for row in rows)
 
 
@@ -321,7 +321,7 @@ def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) ->
 
 
 def _with_curve(tx: Transaction, num: int, job: FleetJob) -> FleetJob:
-    points = curve_points.points_of(tx, num, ("loss", "world_size"), least=_MAX_CURVE, last_step=job.step)
+    points = curve_points.read_points(tx, num, ("loss", "world_size"), min_points=_MAX_CURVE, last_step=job.step)
     if not points:
         return job
     first = points[0].step

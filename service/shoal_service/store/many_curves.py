@@ -1,7 +1,7 @@
-"""Curves of many jobs at once, for a workspace: few points of each, as `curve_points.py` reads them.
+"""Reads curves of many jobs at once, for a workspace: few points of each, by `curve_points.py`.
 
-A curve is kept until its job changes: the curves of ended jobs are read once for all who look at them. Called by the
-HTTP edge on worker threads.
+A curve is cached until its job changes, so the curves of ended jobs are read once for all clients. Called by the HTTP
+edge on worker threads.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import base64
 import json
 import math
 import sys
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,134 +20,119 @@ from sqlalchemy import select
 from shoal_service.core.where.language import parse_columns
 from shoal_service.fleet_views import Curve, FleetJob, JobCurves
 from shoal_service.store import job_lists
-from shoal_service.store.curve_points import MAX_STEP, points_of
+from shoal_service.store.curve_points import MAX_STEP, read_points
 from shoal_service.store.database import Transaction
-from shoal_service.store.job_conditions import values_of
+from shoal_service.store.job_conditions import read_values
 from shoal_service.store.job_lists import FleetQuery
 from shoal_service.store.tables import jobs
+from shoal_workers.recently_used import RecentlyUsed
 
 PLAIN_METRICS = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size")
 NESTED_METRICS = {"metric": "metrics", "val": "val_metrics"}
 """The task's own metrics are named `metric.NAME` and `val.NAME`, as in conditions."""
-_KEPT = 2_000
-_KEPT_POSITIONS = 200
+_MAX_CURVES = 2_000
+_MAX_POSITIONS = 200
 Versions = dict[str, tuple[float, int, str]]
-"""What was read of each job, by id: the time of its newest change, its step and its state."""
+"""The version of each job that was read, by id: the time of its newest change, its step and its state."""
 _BATCH_SIZE = parse_columns("batch.global_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is read of each job."""
+class CurveQuery:
+    """Selects the metrics and the points of each job's curve."""
 
     metrics: tuple[str, ...]
     """Names of PLAIN_METRICS, `metric.NAME` and `val.NAME`."""
     after_step: int = -1
     until_step: int = MAX_STEP
-    least: int = 60
+    min_points: int = 60
     """Points of each curve at least, if it has as many steps."""
     packed: bool = False
 
 
 def is_metric(name: str) -> bool:
-    """Return whether a curve can have this name."""
+    """Return True if a curve can have this name."""
     family, dot, rest = name.partition(".")
     return name in PLAIN_METRICS or bool(dot and rest and family in NESTED_METRICS)
 
 
-class ManyCurves:
-    """Keeps curves of jobs that have not changed. Used by several threads."""
+class CurveCache:
+    """Reads curves, and keeps those of jobs that have not changed. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Any, Curve] = OrderedDict()
-        self._positions: OrderedDict[str, Versions] = OrderedDict()
+        self._curves: RecentlyUsed[Any, Curve] = RecentlyUsed(_MAX_CURVES)
+        self._positions: RecentlyUsed[str, Versions] = RecentlyUsed(_MAX_POSITIONS)
 
     def read(
-        self, tx: Transaction, query: FleetQuery, wanted: Wanted, *, known: Versions | None = None
+        self, tx: Transaction, query: FleetQuery, curve_query: CurveQuery, *, known: Versions | None = None
     ) -> tuple[tuple[JobCurves, ...], Versions]:
-        """The jobs that match with their curves, and the versions of all of them, in their order.
+        """Return the matching jobs with curves, and the versions of all.
 
         Args:
-            known: only jobs that have another version than there.
+            known: versions that the client has; jobs that have not changed since are left out.
         """
         job_page = job_lists.plain_fleet_page(tx, query)
         versions = {job.id: (job.updated_at, job.step, job.state.value) for job in job_page.values()}
         changed = {num: job for num, job in job_page.items() if known is None or known.get(job.id) != versions[job.id]}
         nums = list(changed)
-        found_statuses = tx.execute(select(jobs.c.num, jobs.c.status).where(jobs.c.num.in_(nums)))
-        statuses: dict[int, str] = {row.num: row.status for row in found_statuses}
-        sizes = values_of(tx, nums, _BATCH_SIZE)
+        rows = tx.execute(select(jobs.c.num, jobs.c.status).where(jobs.c.num.in_(nums)))
+        statuses: dict[int, str] = {row.num: row.status for row in rows}
+        sizes = read_values(tx, nums, _BATCH_SIZE)
         items = tuple(
             JobCurves.model_construct(
                 **dict(job),
-                tokens_per_step=_tokens_per_step(statuses.get(num, "")),
+                tokens_per_step=_find_tokens_per_step(statuses.get(num, "")),
                 samples_per_step=next(iter(sizes[num].values()), None) if num in sizes else None,
-                curve=self._curve(tx, num, job, wanted),
+                curve=self._read_curve(tx, num, job, curve_query),
             )
             for num, job in changed.items()
         )
         return items, versions
 
-    def remember(self, position: str, versions: Versions) -> None:
-        """Keeps what a client has received."""
-        with self._lock:
-            self._positions[position] = versions
-            self._positions.move_to_end(position)
-            while len(self._positions) > _KEPT_POSITIONS:
-                self._positions.popitem(last=False)
+    def keep_versions(self, position: str, versions: Versions) -> None:
+        """Keep the versions that a client has received with this position."""
+        self._positions.put(position, versions)
 
-    def versions_at(self, position: str) -> Versions | None:
-        """What a client with this position has; None if that is not known any more, so it gets everything."""
-        with self._lock:
-            return self._positions.get(position)
+    def find_versions(self, position: str) -> Versions | None:
+        """Return the versions that a client with this position has; None if they are kept no longer."""
+        return self._positions.get(position)
 
-    def _curve(self, tx: Transaction, num: int, job: FleetJob, wanted: Wanted) -> Curve:
-        key = (num, job.updated_at, job.step, wanted)
-        with self._lock:
-            if (kept := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
-                return kept
-        made = _as_curve(_rows(tx, num, job.step, wanted), wanted)
-        with self._lock:
-            self._kept[key] = made
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return made
-
-
-def _rows(tx: Transaction, num: int, last_step: int, wanted: Wanted) -> list[Any]:
-    """Step, time and the wanted columns of each point."""
-    return points_of(
-        tx,
-        num,
-        _columns(wanted.metrics),
-        least=wanted.least,
-        after_step=wanted.after_step,
-        until_step=wanted.until_step,
-        last_step=last_step,
-    )
+    def _read_curve(self, tx: Transaction, num: int, job: FleetJob, query: CurveQuery) -> Curve:
+        key = (num, job.updated_at, job.step, query)
+        curve = self._curves.get(key)
+        if curve is None:
+            points = read_points(
+                tx,
+                num,
+                _column_names(query.metrics),
+                min_points=query.min_points,
+                after_step=query.after_step,
+                until_step=query.until_step,
+                last_step=job.step,
+            )
+            curve = _make_curve(points, query)
+            self._curves.put(key, curve)
+        return curve
 
 
-def _columns(metrics: Sequence[str]) -> tuple[str, ...]:
-    """Names of the database's columns that hold these metrics."""
+def _column_names(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the database's columns that hold these metrics."""
     return tuple(sorted({NESTED_METRICS.get(name.partition(".")[0], name) for name in metrics}))
 
 
-def _as_curve(rows: Sequence[Any], wanted: Wanted) -> Curve:
-    by_column = (
-        dict(zip(("step", "at", *_columns(wanted.metrics)), zip(*rows, strict=True), strict=True)) if rows else {}
-    )
+def _make_curve(points: Sequence[Any], query: CurveQuery) -> Curve:
+    names = ("step", "at", *_column_names(query.metrics))
+    by_column = dict(zip(names, zip(*points, strict=True), strict=True)) if points else {}
     documents: dict[str, list[dict[str, Any]]] = {}
     values: dict[str, list[float | None]] = {}
-    for name in wanted.metrics if rows else ():
-        family, _, own = name.partition(".")
-        if own and family in NESTED_METRICS:
+    for name in query.metrics if points else ():
+        family, _, nested_name = name.partition(".")
+        if nested_name and family in NESTED_METRICS:
             if family not in documents:
                 # one document of all points is parsed in a third of the time of one for each
                 texts = ",".join(text or "{}" for text in by_column[NESTED_METRICS[family]])
                 documents[family] = json.loads(f"[{texts}]")
-            numbers: Iterable[float | None] = [document.get(own) for document in documents[family]]
+            numbers: Iterable[float | None] = [document.get(nested_name) for document in documents[family]]
         else:
             numbers = by_column[name]
         # the difference is 0 for a number, and NaN, which is true, if the value is not finite
@@ -157,25 +140,26 @@ def _as_curve(rows: Sequence[Any], wanted: Wanted) -> Curve:
         if column.count(None) < len(column):
             values[name] = column
     steps, times = by_column.get("step", ()), by_column.get("at", ())
-    if not wanted.packed:
+    if not query.packed:
         return Curve.model_construct(step=steps, at=times, values={name: tuple(v) for name, v in values.items()})
     return Curve.model_construct(
-        step=_packed("d", steps),
-        at=_packed("d", times),
+        step=_pack("d", steps),
+        at=_pack("d", times),
         values={
-            name: _packed("f", [math.nan if number is None else number for number in v]) for name, v in values.items()
+            name: _pack("f", [math.nan if number is None else number for number in v]) for name, v in values.items()
         },
     )
 
 
-def _packed(kind: str, numbers: Iterable[float]) -> str:
-    made = array(kind, numbers)
+def _pack(kind: str, numbers: Iterable[float]) -> str:
+    """Return base64 of the numbers, little-endian."""
+    column = array(kind, numbers)
     if sys.byteorder == "big":
-        made.byteswap()
-    return base64.b64encode(made.tobytes()).decode()
+        column.byteswap()
+    return base64.b64encode(column.tobytes()).decode()
 
 
-def _tokens_per_step(status: str) -> float | None:
+def _find_tokens_per_step(status: str) -> float | None:
     try:
         document = json.loads(status)
         return document["tokens"] / document["step"] or None

@@ -23,7 +23,7 @@ from shoal_service.store.errors import JobNotFound
 from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
 from shoal_service.views import GrowthAnswer, JobStatus, JobSummary, JobView, QueuePlace, WorkerView
 from shoal_workers.contract import JobSpec, JobState, ProfileRequest, UserFailure
-from shoal_workers.contract.plain_text import plain, plain_text
+from shoal_workers.contract.plain_text import first_problem, plain, plain_text
 
 M = TypeVar("M", bound=BaseModel)
 _ROUNDS = 50
@@ -406,7 +406,5 @@ def _left_out(raw: dict[str, Any], where: tuple[int | str, ...]) -> bool:
 
 
 def _in_one_line(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(step) for step in first["loc"])
     more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return f"{where}: {first['msg']}{more}" if where else f"{first['msg']}{more}"
+    return f"{first_problem(error)}{more}"

@@ -186,7 +186,7 @@ class CheckpointCoordinator:
                 state,
             )
         except Exception as error:  # training goes on without; the next commit tries again
-            self._reporter.event(CheckpointRetentionFailed(message=f"{type(error).__name__}: {error}"))
+            self._reporter.emit(CheckpointRetentionFailed(message=f"{type(error).__name__}: {error}"))
             return
         for name in deleted:
             self._reporter.add(

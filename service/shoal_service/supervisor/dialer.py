@@ -1,12 +1,12 @@
-"""Dialer: two threads that connect a supervisor with the service, each with a kept-alive connection of its own.
+"""Dialer: two threads that connect a supervisor with the service, each with its own kept-alive connection.
 
     reports     outbox -> report -> receipt -> outbox drops what is stored     at once, and at least every second
     directive   long poll -> directive -> supervisor
 
-While the service is away both try again, after pauses that double from 0.1 s to 2 s with jitter, and the outbox keeps
-the reports. Every report says what was acknowledged; the receipt has the last word on it, so that a report whose answer
-was lost is not stored twice, and a supervisor that was restarted learns what its predecessor has reported. `HomeLink`
-are the two requests, `HttpLink` the real one; each of them fails as `home.py` has it.
+While the service does not answer, both try again, after pauses that double from 0.1 s to 2 s with jitter, and the
+outbox keeps the reports. A report names the last acknowledged item. The receipt's number is authoritative, so a report
+whose answer was lost is not stored twice, and a supervisor that was restarted learns what its predecessor has reported.
+`HomeLink` has the two requests, `HttpLink` sends them; they raise the errors of `home.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shoal_service.home import (
     ReportReceipt,
     Superseded,
     Unavailable,
-    error_of_answer,
+    make_error,
 )
 from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.journal import end_replaced_process
@@ -44,12 +44,12 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.version import VERSION
 
-SIGN_S = 1.0
-"""Most seconds between two reports, so that the service sees that the supervisor lives."""
+_MAX_GAP_S = 1.0
+"""Longest time between two reports, so that the service sees that the supervisor runs."""
 _PACE_S = 0.1
 """Pause between two reports, so that the steps of a fast job are stored in batches and not in one transaction each."""
 _WAIT_S = 20.0
-"""Longest time for which the service may hold the long poll."""
+"""Longest wait of the long poll."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _REFUSED_COUNTS = 10
 """A refusal counts as this many failures: the longest pause follows."""
@@ -73,8 +73,8 @@ class Dialer:
     ) -> None:
         """
         Args:
-            journal: has the life of this supervisor.
-            direct: may raise StaleEpoch.
+            journal: has the incarnation of this supervisor.
+            direct: applies a directive; may raise StaleEpoch.
             release: called once, when the end of the attempt is stored.
             on_replaced: must not return; it ends this process, which has a successor.
         """
@@ -87,16 +87,17 @@ class Dialer:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        for target in (self.report_until_released, self.obey_until_released):
+        for target in (self.send_reports, self.poll_directives):
             threading.Thread(target=target, name="home", daemon=True).start()
 
-    def report_until_released(self) -> None:
+    def send_reports(self) -> None:
+        """Send reports until the end of the attempt is stored."""
         acknowledged, is_first = 0, True
         pauses = _Pauses("reports")
         while True:
             sent_mono = time.monotonic()
             try:
-                acknowledged, is_released = self._report(acknowledged, 0.0 if is_first else SIGN_S)
+                acknowledged, is_released = self._report(acknowledged, 0.0 if is_first else _MAX_GAP_S)
             except Unavailable as error:
                 self._is_over.wait(pauses.next_s(error))
                 continue
@@ -110,23 +111,23 @@ class Dialer:
                 return
             is_first = False
             if pauses.end():
-                self._link.hurry()
+                self._link.retry_now()
             if is_released:
                 self._is_over.set()
-                self._link.hurry()
+                self._link.retry_now()
                 self._release()
                 return
             self._is_over.wait(max(0.0, sent_mono + _PACE_S - time.monotonic()))
 
     def _report(self, acknowledged: int, wait_s: float) -> tuple[int, bool]:
-        """Sends one report. Returns the number up to which reports are acknowledged now, and whether the attempt's end
-        is stored."""
+        """Send one report. Return the number of the last acknowledged item, and True if the attempt's end is stored."""
         items = self._outbox.pull(acknowledged, wait_s)
         reports = items if self._outbox.has_status else None
         receipt = self._link.report(HomeReport(life=self._journal.life, after=acknowledged, reports=reports))
         return receipt.acknowledged, receipt.released
 
-    def obey_until_released(self) -> None:
+    def poll_directives(self) -> None:
+        """Apply directives until the end of the attempt is stored."""
         after = 0
         pauses = _Pauses("directive")
         while not self._is_over.is_set():
@@ -140,9 +141,9 @@ class Dialer:
             pauses.end()
             if answer.directive is not None:
                 after = answer.number
-                self._obey(answer.directive)
+                self._apply(answer.directive)
 
-    def _obey(self, document: object) -> None:
+    def _apply(self, document: object) -> None:
         try:
             self._direct(Directive.model_validate(document, extra="ignore"))
         except StaleEpoch as error:
@@ -168,7 +169,7 @@ class _Pauses:
         return max(pause_s, error.after_s) if isinstance(error, Unavailable) else pause_s
 
     def end(self) -> bool:
-        """Ends the pauses, because a call has succeeded. Returns whether calls had failed before it."""
+        """End the pauses, because a call has succeeded. Return True if calls had failed before it."""
         was_away, self._num_failures = self._num_failures > 0, 0
         if was_away:
             _log.info("home.back", extra={"what": self._what})
@@ -176,16 +177,16 @@ class _Pauses:
 
 
 class HomeLink(Protocol):
-    """The requests of a supervisor to the service. Each of the two raises Unavailable, Rejected or Superseded, and is
-    called on a thread of its own."""
+    """The requests of a supervisor to the service, each on its own thread. They raise Unavailable, Rejected and
+    Superseded."""
 
     def report(self, report: HomeReport) -> ReportReceipt: ...
 
     def directive(self, after: int, wait_s: float) -> DirectiveAnswer:
-        """Returns when there is a directive with another number than `after`, or after `wait_s` seconds."""
+        """Wait until there is a directive with another number than `after`, or for `wait_s` seconds."""
 
-    def hurry(self) -> None:
-        """Ends a `directive` that waits, with Unavailable: the service was away meanwhile. From any thread."""
+    def retry_now(self) -> None:
+        """Let a `directive` that waits raise Unavailable, so that it is tried again. From any thread."""
 
 
 class HttpLink:
@@ -197,7 +198,7 @@ class HttpLink:
         self._directives = _Connection(home, f"{path}/directive")
 
     def report(self, report: HomeReport) -> ReportReceipt:
-        # losses that are not finite stay what they are
+        # JSON has no NaN, so losses that are not finite are written as constants
         body = to_json(report.model_dump(), inf_nan_mode="constants", serialize_unknown=True)
         return ReportReceipt.model_validate(self._reports.ask("POST", "", body, _ANSWER_S), extra="ignore")
 
@@ -206,12 +207,12 @@ class HttpLink:
         answer = self._directives.ask("GET", query, None, wait_s + _ANSWER_S)
         return DirectiveAnswer.model_validate(answer, extra="ignore")
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         self._directives.interrupt()
 
 
 class _Connection:
-    """A kept-alive connection. It is used by one thread, except for `interrupt`."""
+    """A kept-alive connection of one thread; only `interrupt` is for any thread."""
 
     def __init__(self, home: Home, path: str) -> None:
         self._urls = [urlsplit(url.strip()) for url in home.url.split(",") if url.strip()]
@@ -221,14 +222,14 @@ class _Connection:
             "Content-Type": "application/json",
             "User-Agent": f"shoal-supervisor/{VERSION}",
         }
-        self._context = _context(home) if any(url.scheme == "https" for url in self._urls) else None
+        self._context = _make_context(home) if any(url.scheme == "https" for url in self._urls) else None
         self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
         """Guards `_connection`."""
 
     def ask(self, method: str, query: str, body: bytes | None, answer_s: float) -> Any:
-        """Sends a request and returns the JSON of the answer."""
-        connection = self._opened()
+        """Send a request, and return the JSON of the answer."""
+        connection = self._open()
         try:
             if connection.sock is None:
                 connection.timeout = _CONNECT_S
@@ -248,7 +249,7 @@ class _Connection:
             except ValueError as error:
                 raise Unavailable("the answer is no JSON: another server has this address") from error
         message = f"{response.status} {raw[:500].decode('utf-8', 'replace')}"
-        raise error_of_answer(response.status, message, response.headers.get("Retry-After", ""))
+        raise make_error(response.status, message, response.headers.get("Retry-After", ""))
 
     def interrupt(self) -> None:
         with self._lock:
@@ -257,7 +258,7 @@ class _Connection:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
-    def _opened(self) -> http.client.HTTPConnection:
+    def _open(self) -> http.client.HTTPConnection:
         with self._lock:
             if self._connection is None:
                 url = self._urls[0]
@@ -269,7 +270,7 @@ class _Connection:
             return self._connection
 
     def _next_url(self) -> None:
-        """Changes to the next URL, because another control plane may answer."""
+        """Change to the next URL, because another control plane may answer."""
         self._close()
         self._urls.append(self._urls.pop(0))
 
@@ -280,7 +281,7 @@ class _Connection:
                 self._connection = None
 
 
-def _context(home: Home) -> ssl.SSLContext:
+def _make_context(home: Home) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=home.ca or None)
     if home.is_pinned:
         context.check_hostname = False

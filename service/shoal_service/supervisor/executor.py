@@ -142,11 +142,11 @@ class Executor:
             self._reattach()
         else:
             first = machine.open_attempt(self._state)
-            self._reporter.report([c for c in first if isinstance(c, (Emit, ShowIncident))], self._state)
+            self._reporter.carry_out([c for c in first if isinstance(c, (Emit, ShowIncident))], self._state)
             numbers = self._orders.issue(first)
             self._write_journal()
             self._perform(first, numbers)
-        self._reporter.show(self._state)
+        self._reporter.update_status(self._state)
         while self._state.stage is not Stage.ENDED:
             try:
                 oldest = await self._clock.wait_for(self._queue.get(), TICK_S)
@@ -164,7 +164,7 @@ class Executor:
         await self._release_all()
         # last: once the end is stored, the control plane kills the actors of the attempt that are left
         if self._end is not None:
-            self._reporter.report([self._end], self._state)
+            self._reporter.carry_out([self._end], self._state)
             self._write_journal()
 
     def _record_queued_reports(self) -> None:
@@ -244,9 +244,9 @@ class Executor:
         # before the journal is written, whose entry contains what the outbox has not delivered yet
         for command in commands:
             if isinstance(command, (Emit, ShowIncident)):
-                self._reporter.report([command], self._state)
+                self._reporter.carry_out([command], self._state)
             elif isinstance(command, SuspectNode):
-                self._reporter.suspect(command)
+                self._reporter.suspect_node(command)
         self.inspection.consider(events, commands, self._directive)
         is_validation = any(isinstance(e, ReportArrived) and isinstance(e.item, ValidationReport) for e in events)
         self._is_unwritten |= is_validation or essential(before) != essential(self._state)
@@ -263,7 +263,7 @@ class Executor:
     def _show(self) -> None:
         if self._status_pace.is_due:
             with self._status_pace.measured():
-                self._reporter.show(self._state)
+                self._reporter.update_status(self._state)
 
     def _write_journal(self, *, wait: bool = True) -> None:
         seq, unacknowledged, _ = self._outbox.unacknowledged()
@@ -365,7 +365,7 @@ class Executor:
         gone = {w.index for w in same} - reattached  # not old ones: an order to start one would find it again
         to_start = {o.index for o in orders.values() if isinstance(o, StartWorker) and o.index in gone}
         to_run = {o.index for o in orders.values() if isinstance(o, Run)}
-        self._reporter.report([Emit(SupervisorRestarted(found=len(reattached), of=len(workers)))], self._state)
+        self._reporter.carry_out([Emit(SupervisorRestarted(found=len(reattached), of=len(workers)))], self._state)
         for worker in workers:
             if worker.index in reattached:
                 self._adopt(worker, is_to_run=worker.index in to_run)

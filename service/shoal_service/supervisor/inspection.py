@@ -171,20 +171,20 @@ class StackTaker:
         if standstill == self._standstill or self._waiting is not None:
             return
         self._standstill, self._taken = None, None  # it made progress since
-        self._context.reporter.show_standstill("")
+        self._context.reporter.set_standstill("")
         if hangs.standstill(state, self._context.clock.time()):
             self._standstill = standstill
             self._context.spawn(self._take_of_standstill(standstill))
 
     async def _take_of_slow(self, reason: str) -> None:
-        self._context.reporter.event(StacksTaken(stacks=trimmed(await self.take(reason))))
+        self._context.reporter.emit(StacksTaken(stacks=trimmed(await self.take(reason))))
 
     async def _take_of_standstill(self, standstill: _Standstill) -> None:
         stacks = await self.take(STANDSTILL)
         if standstill != self._standstill:
             return
         self._taken = stacks
-        self._context.reporter.show_standstill(stacks.summary)
+        self._context.reporter.set_standstill(stacks.summary)
         if self._waiting is not None:
             self._show(self._waiting, stacks)
 
@@ -204,7 +204,7 @@ class StackTaker:
         if kept.suspect is not None:
             self._context.reporter.keep_suspect(incident_id, kept.suspect)
             self.named = incident_id
-        self._context.reporter.event(StacksTaken(stacks=kept, incident=incident_id))
+        self._context.reporter.emit(StacksTaken(stacks=kept, incident=incident_id))
 
 
 class SuspectFinder:
@@ -246,7 +246,7 @@ class SuspectFinder:
         self._say(finding, await self._stacks.links())
 
     def _say(self, finding: SlowDown, suspect: Suspect | None) -> None:
-        self._context.reporter.event(
+        self._context.reporter.emit(
             StepsSlow(step=finding.step, usual_s=finding.usual_s, now_s=finding.now_s, suspect=suspect)
         )
 
@@ -371,14 +371,14 @@ class MetricsForwarder:
         index = self._worker()
         if index is None:
             return None
-        points = self._backlog.first(_MOST_AT_ONCE)
+        points = self._backlog.read_oldest(_MOST_AT_ONCE)
         batch = MetricsBatch(points=points, end="" if len(points) < self._backlog.num_waiting else end)
         try:
             progress = await self._context.clock.wait_for(self._context.fleet.forward_metrics(index, batch), _CALL_S)
         except (WorkerCallError, TimeoutError) as error:
             _log.info("metrics_hook.unreachable", extra={"worker": index, "error": str(error)})
             return MetricsProgress()
-        self._backlog.logged(progress.logged)
+        self._backlog.drop_logged(progress.logged)
         self._note(progress.error)
         return progress
 
@@ -405,7 +405,7 @@ class MetricsForwarder:
             num_waiting=self._backlog.num_waiting,
             num_dropped=self._backlog.num_dropped,
         )
-        self._context.reporter.event(event)
+        self._context.reporter.emit(event)
         self._error = error
 
 

@@ -145,7 +145,7 @@ class Supervisor:
             self.outbox.add(PendingEvent.of(JournalDamaged(lost=beginning.num_lost), self._clock.time()))
         if is_crash_loop(beginning.starts):
             if entry is not None:
-                Reporter(self.outbox, config, self._clock).show(entry.state)
+                Reporter(self.outbox, config, self._clock).update_status(entry.state)
             why = lack_of_memory(self._last_ends(MAX_SHORT_RUNS))
             self._end(
                 f"the supervisor of attempt {config.attempt} died {MAX_SHORT_RUNS} times in a row within "

@@ -11,7 +11,7 @@ import pytest
 
 from kit.processes.warm import warm_python
 from kit.requirements import require
-from shoal_workers.engine.group.network_interface import VARIABLE, address_towards, choose_interface, interface_of
+from shoal_workers.engine.group.network_interface import VARIABLE, choose_interface, find_interface, find_local_address
 
 _PAIR = """
 import ctypes, sys
@@ -40,11 +40,11 @@ def test_with_a_store_on_loopback_the_group_uses_loopback() -> None:
 
 @pytest.mark.parametrize("elsewhere", ["127.0.0.1", "192.0.2.7", "::1"])
 def test_the_route_to_another_host_is_an_interface_of_this_host(elsewhere: str) -> None:
-    towards = address_towards(elsewhere, 1)
+    towards = find_local_address(elsewhere, 1)
     if towards is None:
         pytest.skip(f"nothing leads to {elsewhere} from here")
 
-    assert interface_of(towards) in {name for _, name in socket.if_nameindex()}
+    assert find_interface(towards) in {name for _, name in socket.if_nameindex()}
 
 
 def test_an_interface_that_the_user_has_set_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +62,8 @@ def test_a_name_that_does_not_resolve_changes_nothing() -> None:
 
 
 def test_an_address_of_no_interface_has_no_name() -> None:
-    assert interface_of("203.0.113.7") is None
-    assert interface_of("2001:db8::7") is None
+    assert find_interface("203.0.113.7") is None
+    assert find_interface("2001:db8::7") is None
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.processes.fleet import PATIENCE_S
 from kit.tasks.tiny_tasks import SLOW_S
-from shoal_service.core.system_metrics import sample_of
+from shoal_service.core.system_metrics import make_sample
 from shoal_workers.contract.messages import StepPart, WorkerUse
 from shoal_workers.contract.suspects import Resource
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
@@ -67,7 +67,7 @@ def test_the_rank_that_is_slowed_is_the_busiest_and_its_clock_of_phases_says_wit
     job.run(workers)
     spent = [worker.call("part_seconds") for worker in workers]
     uses = {rank: [WorkerUse(at=1.0, phases=_shares(seconds))] for rank, seconds in enumerate(spent)}
-    sample = sample_of(uses, num_ranks=3, generation=1, at=1.0)
+    sample = make_sample(uses, num_ranks=3, generation=1, at=1.0)
     busy = [value or 0.0 for value in sample.values["busy"]]
     assert busy.index(max(busy)) == FAULTY and busy[FAULTY] > max(busy[0], busy[2]) + 0.1
     assert spent[FAULTY][StepPart.DATA] >= SLOW_S > max(spent[0][StepPart.DATA], spent[2][StepPart.DATA])

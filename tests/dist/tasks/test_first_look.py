@@ -15,7 +15,7 @@ from shoal_workers.contract.data_preview import DATA_FILE, DataPreview
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.media import FOLDER
 from shoal_workers.contract.messages import ExitKind, ProofDemand
-from shoal_workers.engine.media.encode import png
+from shoal_workers.engine.media.encode import encode_png
 
 SPEC: dict[str, Any] = {
     "task": "read_ahead_tasks:OwnGenerator",
@@ -108,7 +108,7 @@ def test_white_images_of_one_class_are_said_and_an_accuracy_of_1_too(make_job: A
     assert (train.samples, train.labels, validation.samples, validation.validated) == (12, {"cat": 1.0}, 6, 4)
     assert [row.label for row in train.rows] == ["cat"] * 5
     assert [text.partition(" have the label ")[2] for text in preview.remarks] == ["0.", "0."]
-    assert train.rows[0].png == base64.b64encode(png(np.full((16, 16, 3), 255, np.uint8))).decode()
+    assert train.rows[0].png == base64.b64encode(encode_png(np.full((16, 16, 3), 255, np.uint8))).decode()
     for expected in (
         "all 12 examples of the training split have the label 0.",
         "all 6 examples of the validation split have the label 0.",

@@ -248,7 +248,7 @@ def test_a_task_that_streams_loses_no_step_and_changes_no_loss(
 class _WholeOnly(FixedRecords):
     """As if the samples had no table."""
 
-    def by_ranges(self, shard: Any) -> None:
+    def open_by_ranges(self, shard: Any) -> None:
         return None
 
 
@@ -263,7 +263,7 @@ for start in range(0, len(data), 50):
     read = data.__getitems__(indices)
     assert [int.from_bytes(record[:8], "little") for record in read] == indices
     if start % 500 == 0:
-        largest = max(largest, data._reader.reading._cache.num_bytes())
+        largest = max(largest, data._reader.shards._cache.num_bytes())
 print(largest)
 """
 _HOLDER = """
@@ -273,7 +273,7 @@ from shoal_workers.data.streaming.cache import ShardCache
 cache = ShardCache(Path(sys.argv[1]), 1000)
 claim = cache.claim("whole", 300)
 cache.commit(claim)
-held, part = cache.opened("whole"), cache.claim("part", 400)
+held, part = cache.open_shard("whole"), cache.claim("part", 400)
 print("holds", flush=True)
 threading.Event().wait()
 """
@@ -315,20 +315,20 @@ def _serving(folder: Path, knows_ranges: bool) -> Iterator[str]:
         http.server_close()
 
 
-def _same(found: Any, expected: Any) -> None:
+def _same(actual: Any, expected: Any) -> None:
     """Equal, with tensors and arrays somewhere inside."""
-    assert type(found) is type(expected)
+    assert type(actual) is type(expected)
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key, value in expected.items():
-            _same(found[key], value)
+            _same(actual[key], value)
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            _same(one, other)
+        assert len(actual) == len(expected)
+        for item, other in zip(actual, expected, strict=True):
+            _same(item, other)
     elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     elif hasattr(expected, "tobytes"):
-        assert found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+        assert actual.dtype == expected.dtype and actual.tobytes() == expected.tobytes()
     else:
-        assert found == expected
+        assert actual == expected

@@ -27,8 +27,8 @@ def curve(last: int, loss: float, *, validated: bool = True) -> tuple[SeriesPoin
     return tuple(point(n, loss, loss if validated and n % 4 == 0 else None) for n in range(1, last + 1))
 
 
-def look(store: Store, lease: Lease, mono: float = 0.0, pruner: Pruner | None = None) -> None:
-    (pruner or Pruner(store)).look(store.reading(driving.to_drive)(max_queued=10), mono, epoch=lease.epoch, now=20.0)
+def prune(store: Store, lease: Lease, mono: float = 0.0, pruner: Pruner | None = None) -> None:
+    (pruner or Pruner(store)).prune(store.reading(driving.to_drive)(max_queued=10), mono, epoch=lease.epoch, now=20.0)
 
 
 def test_a_job_that_is_worse_than_the_median_is_ended_and_says_why(
@@ -40,7 +40,7 @@ def test_a_job_that_is_worse_than_the_median_is_ended_and_says_why(
         attempt.report(status_step=12, series=curve(12, loss))
     bystander = submit(validation=VALIDATED, sweep=SWEEP, project="other")
     begin(bystander).report(status_step=12, series=curve(12, 9.0))
-    look(store, lease)
+    prune(store, lease)
 
     states = [store.get_job(job_id).status.state for job_id in ids]
     assert states == [JobState.RUNNING, JobState.RUNNING, JobState.CANCELLING, JobState.CANCELLING]
@@ -62,7 +62,7 @@ def test_a_training_loss_is_compared_as_a_mean_where_nothing_is_validated_under_
     rules = {job_id: Rule(Measure.TRAINING, 8, 8) for job_id in ids}
     [(worst, worse)] = store.reading(sweep_jobs.compare)("default", "lr", rules).items()
     assert (worst, worse.step, worse.median, worse.num_others) == (ids[2], 16, 1.0, 2)
-    look(store, lease)
+    prune(store, lease)
     assert "is not a number, worse than 1," in store.get_job(ids[2]).status.message
 
 
@@ -77,7 +77,7 @@ def test_before_the_warm_up_without_the_rule_and_after_a_request_nothing_is_ende
     for loss in (1.0, 2.0):
         begin(submit(validation=VALIDATED, sweep=SWEEP)).report(status_step=12, series=curve(12, loss))
     store.writing(submissions.request)(paused, Desired.PAUSE, now=11.0)
-    look(store, lease)
+    prune(store, lease)
     states = [store.get_job(job_id).status.state for job_id in (late, keeps, paused)]
     assert states == [JobState.RUNNING, JobState.RUNNING, JobState.PAUSING]
 
@@ -100,12 +100,12 @@ def test_nothing_is_read_until_a_job_has_trained_on(
     pruner, asked = Pruner(store), []
     replace_call(store, sweep_jobs.compare, lambda *given: asked.append(given) or {})
     for mono in (0.0, 10.0, 20.0):
-        look(store, lease, mono, pruner)
+        prune(store, lease, mono, pruner)
     assert len(asked) == 1
     [row] = store.reading(driving.to_drive)(max_queued=10)
     for step, mono in ((13, 22.5), (14, 23.0)):
         trained = replace(row, status=row.status.model_copy(update={"step": step}))
-        pruner.look([trained], mono, epoch=lease.epoch, now=20.0)
+        pruner.prune([trained], mono, epoch=lease.epoch, now=20.0)
     assert len(asked) == 2, "at most every two seconds"
 
 
@@ -116,21 +116,21 @@ def test_halving_ends_what_does_not_pass_a_rung_and_again_as_others_arrive(
     ids = [submit(validation=VALIDATED, sweep=rules) for _ in range(4)]
     attempts = [begin(job_id) for job_id in ids]
     attempts[0].report(status_step=8, series=curve(8, 3.0))
-    look(store, lease)
+    prune(store, lease)
     assert store.get_job(ids[0]).status.state is JobState.RUNNING, "it is alone at the rung"
     attempts[1].report(status_step=8, series=curve(8, 2.0))
-    look(store, lease)
+    prune(store, lease)
     words = "pruned from sweep asha: its validation loss at step 8 is 3, and 1 of 2 jobs pass this rung, with 2 or less"
     assert store.get_job(ids[0]).status.message == words
     attempts[1].report(status_step=16, series=tuple(point(n, 2.0, 2.0) for n in range(9, 17)))
     for attempt, loss in zip(attempts[2:], (1.0, 0.5), strict=True):
         attempt.report(status_step=8, series=curve(8, loss))
-    look(store, lease, pruner=Pruner(store))  # that of a control plane that was started again
+    prune(store, lease, pruner=Pruner(store))  # that of a control plane that was started again
     states = [store.get_job(job_id).status.state for job_id in ids]
     assert states == [JobState.CANCELLING, JobState.RUNNING, JobState.RUNNING, JobState.RUNNING]
     for attempt, loss in zip(attempts[2:], (1.0, 0.5), strict=True):
         attempt.report(status_step=16, series=tuple(point(n, loss, loss) for n in range(9, 17)))
-    look(store, lease)
+    prune(store, lease)
     assert store.get_job(ids[1]).status.state is JobState.CANCELLING, "the third and the fourth have reached its rung"
     assert store.get_job(ids[3]).status.state is JobState.RUNNING
     assert store.reading(sweep_jobs.view)("default", "asha").reduction == 2
@@ -143,10 +143,10 @@ def test_the_curves_of_a_sweep_are_read_with_the_best_so_far(
     for n, job_id in enumerate(ids[:4]):
         begin(job_id).report(status_step=12, series=curve(12, 1.0 + n % 2))
     read = store.reading(sweep_jobs.read)
-    found = read("default", "seen", "loss")
-    assert [one.id for one in found.jobs] == ids and found.steps_per_point == 1
-    assert [len(one.step) for one in found.jobs] == [12, 12, 12, 12, 0]
-    assert [(one.value, one.job) for one in found.best] == [(1.0, min(ids[0], ids[2]))]
+    curves = read("default", "seen", "loss")
+    assert [curve.id for curve in curves.jobs] == ids and curves.steps_per_point == 1
+    assert [len(curve.step) for curve in curves.jobs] == [12, 12, 12, 12, 0]
+    assert [(best.value, best.job) for best in curves.best] == [(1.0, min(ids[0], ids[2]))]
     validated = read("default", "seen", "val_loss")
     assert validated.jobs[0].step == (4, 8, 12) and validated.jobs[1].value == (2.0, 2.0, 2.0)
 
@@ -156,6 +156,6 @@ def test_long_curves_of_a_sweep_are_read_as_means(store: Store, submit: Submit, 
     attempt = begin(job)
     for first in range(1, 1_001, 250):
         attempt.report(status_step=first + 249, series=tuple(point(n, float(n)) for n in range(first, first + 250)))
-    found = store.reading(sweep_jobs.read)("default", "long", "loss")
-    assert found.steps_per_point == 8 and len(found.jobs[0].step) == 125
-    assert found.jobs[0].value[0] == 4.5
+    curves = store.reading(sweep_jobs.read)("default", "long", "loss")
+    assert curves.steps_per_point == 8 and len(curves.jobs[0].step) == 125
+    assert curves.jobs[0].value[0] == 4.5

@@ -81,7 +81,7 @@ def later_attempt(place: Directory, attempt: int) -> int | None:
 
 
 def forget_beginnings(place: Directory) -> None:
-    """Removes all notes, once the job's checkpoints are deleted."""
+    """Remove all notes, once the job's checkpoints are deleted."""
     for attempt in _attempts(_files(place)):
         place.remove(_name_of(attempt))
 
@@ -102,7 +102,7 @@ def _name_of(attempt: int) -> str:
 
 
 def _read(place: Directory, attempt: int) -> frozenset[str] | None:
-    """Returns None if it has no list yet, was removed meanwhile, or cannot be read."""
+    """Return None if it has no list yet, was removed meanwhile, or cannot be read."""
     try:
         steps = json.loads(place.read(_name_of(attempt)))["found"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):

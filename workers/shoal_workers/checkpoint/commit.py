@@ -66,7 +66,7 @@ def commit_in(place: Directory, marker: CommitMarker) -> CommitMarker:
 
 
 def marker_in(place: Directory) -> CommitMarker:
-    """Does what `read_marker` does, for an open directory."""
+    """Do what `read_marker` does, for an open directory."""
     with reading(place, MARKER_NAME, missing="is missing: the checkpoint was never committed"):
         data = place.read(MARKER_NAME)
     marker = _decode(place.url, data)

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.plain_text import first_problem
 
 ALIGNMENT_BYTES = 64
 
@@ -58,8 +59,7 @@ class ShardIndex(Frozen):
         try:
             return ShardIndex.model_validate_json(data)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            raise ValueError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+            raise ValueError(first_problem(error)) from None
 
 
 def jsonable(extra: Any) -> dict[str, Any]:

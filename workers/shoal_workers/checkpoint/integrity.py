@@ -41,7 +41,7 @@ def read_checked(place: Directory, file: SavedFile) -> bytes:
 
 
 def verify_file(place: Directory, file: SavedFile, advanced: Callable[[int], None] = lambda count: None) -> None:
-    """Verifies a file of any size in constant memory. `advanced` is called with the bytes of each piece."""
+    """Verify a file of any size in constant memory. `advanced` is called with the bytes of each piece."""
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, file.bytes)))
     crc = offset = 0
     while offset < file.bytes:
@@ -59,7 +59,7 @@ def verify_file(place: Directory, file: SavedFile, advanced: Callable[[int], Non
 
 @contextmanager
 def reading(place: Directory, name: str, missing: str = "is missing") -> Iterator[None]:
-    """Makes a missing file and a read error of the disk (EIO) a DamagedCheckpoint; other OSErrors pass through."""
+    """Make a missing file and a read error of the disk (EIO) a DamagedCheckpoint; other OSErrors pass through."""
     try:
         yield
     except FileNotFoundError:

@@ -101,7 +101,7 @@ def plan_needed(
     directory: str,
     optional: Mapping[str, str] | None = None,
 ) -> LoadPlan:
-    """Plans as `plan_load` does, but reads only the indexes of rank 0 and of the ranks whose slices this rank needs.
+    """Plan as `plan_load` does, but read only the indexes of rank 0 and of the ranks whose slices this rank needs.
 
     `read_indexes`: those of these ranks, which are ascending. Its errors pass through. `optional`: tensors of `state`
     that the source may lack, each with the tensor that it belongs to. The source lacks all of a group or none, see
@@ -133,7 +133,7 @@ def _followers(state: Mapping[str, torch.Tensor], optional: Mapping[str, str]) -
 
 
 def _absent(optional: Iterable[str], saved: Mapping[str, _Saved]) -> frozenset[str]:
-    """Returns the optional tensors of whose group nothing is saved. If something else of the group is, it was saved for
+    """Return the optional tensors of whose group nothing is saved. If something else of the group is, it was saved for
     another optimizer."""
     groups = {group_of(name) for name in saved}
     return frozenset(name for name in optional if group_of(name) not in groups)
@@ -154,7 +154,7 @@ def _wanted(state: Mapping[str, torch.Tensor]) -> dict[str, Wanted]:
 
 
 def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], *, directory: str) -> list[ItemRead]:
-    """Returns the reads in the order of the slices in their files. StateMismatch if the checkpoint lacks a part of the
+    """Return the reads in the order of the slices in their files. StateMismatch if the checkpoint lacks a part of the
     state."""
     return _plan(state, _collect(indexes, directory), directory)
 

@@ -1,11 +1,11 @@
 """A directory of a mounted file system. A finished write survives a power failure: file and directory are synced.
 
-    base                       named by an administrator or a user; its own symbolic links are followed
-      below[0]/below[1]/name   written by jobs: each segment is opened from the descriptor of the one above (openat)
+    base                       named by an administrator or a user; its symbolic links are followed
+      below[0]/below[1]/name   written by jobs: each segment is opened from the descriptor of its parent (openat)
 
-Below the base there are directories and regular files, nothing else: a symbolic link, a pipe or a device raises
-FileNotFoundError, is not listed, and is removed itself, not what it leads to. So the code of a job cannot choose which
-files a reader of its directory opens, at no moment, since no path is checked first and opened later.
+Below the base only directories and regular files count: a symbolic link, a pipe or a device raises FileNotFoundError,
+is not listed, and is removed itself, not its target. So the code of a job can never choose which files a reader of its
+directory opens: no path is checked first and opened later.
 
 It never maps files into memory: if a mapped file is truncated or its disk fails, access kills the process with SIGBUS,
 while a read returns an error that can be reported.
@@ -25,7 +25,7 @@ from pathlib import Path
 
 TEMPORARY_SUFFIX = ".writing"
 _SEARCH = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_NO_SUCH = "is no regular file or directory; symbolic links are not followed in a directory that jobs write"
+_NOT_REGULAR = "is not a regular file or directory; symbolic links are not followed in a directory that jobs write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class LocalDirectory:
     follows_links: bool = False
     """Set for a directory that no job writes, such as a cache of model weights, whose files are links."""
     is_local: bool = True
-    """Reads have no latency, so parallel reads would not be faster."""
+    """True: reads have no latency, so parallel reads would not be faster."""
 
     @property
     def path(self) -> Path:
@@ -47,31 +47,31 @@ class LocalDirectory:
         return str(self.path)
 
     def child(self, name: str) -> LocalDirectory:
-        return LocalDirectory(self.base, (*self.below, _segment(name)), self.follows_links)
+        return LocalDirectory(self.base, (*self.below, _check_name(name)), self.follows_links)
 
     def create(self) -> None:
-        """Creates it, with its parents; no error if it exists."""
-        missing = [p for p in (self.base, *self.base.parents) if not p.exists()]
+        """Create the directory with its parents; no error if it exists."""
+        missing = [path for path in (self.base, *self.base.parents) if not path.exists()]
         self.base.mkdir(parents=True, exist_ok=True)
         for created in missing:
-            # A new directory survives a power failure once the one above it is synced.
-            with LocalDirectory(created.parent).opened() as parent:
+            # A new directory survives a power failure once its parent is synced.
+            with LocalDirectory(created.parent).open_descriptor() as parent:
                 _sync(parent)
         for depth, name in enumerate(self.below):
             parent_directory = LocalDirectory(self.base, self.below[:depth], self.follows_links)
-            with parent_directory.opened() as parent:
+            with parent_directory.open_descriptor() as parent:
                 try:
                     os.mkdir(name, dir_fd=parent)
                 except FileExistsError:
-                    continue  # what it is, its use finds out
-                _share(parent, name)
+                    continue  # if it is not a directory, opening it raises
+                _share_with_group(parent, name)
                 _sync(parent)
-        with self.opened():
+        with self.open_descriptor():
             pass
 
     def files(self) -> Mapping[str, int]:
-        """Length in bytes of every file directly inside. FileNotFoundError if the directory does not exist."""
-        with self.opened() as here, _entries(here) as entries:
+        """Return the bytes of each file directly inside. Raises FileNotFoundError without the directory."""
+        with self.open_descriptor() as directory, _scan(directory) as entries:
             return {
                 entry.name: entry.stat(follow_symlinks=self.follows_links).st_size
                 for entry in entries
@@ -79,67 +79,70 @@ class LocalDirectory:
             }
 
     def directories(self) -> list[str]:
-        """Names of the directories directly inside; empty if the directory does not exist."""
+        """Return the names of the directories directly inside; empty if the directory does not exist."""
         try:
-            with self.opened() as here, _entries(here) as entries:
+            with self.open_descriptor() as directory, _scan(directory) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=self.follows_links)]
         except FileNotFoundError:
             return []
 
     def write(self, name: str, chunks: Iterable[memoryview | bytes]) -> None:
-        """Replaces the file atomically. If it fails, no file of this name remains from this call."""
-        temporary = _segment(name) + TEMPORARY_SUFFIX
-        with self.opened() as here:
+        """Replace the file atomically. A call that fails leaves no file of its own."""
+        temporary = _check_name(name) + TEMPORARY_SUFFIX
+        with self.open_descriptor() as directory:
             try:
-                descriptor = self._open(here, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                descriptor = self._open_file(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 try:
                     for chunk in chunks:
                         _write_all(descriptor, memoryview(chunk))
-                    # The content before the name: after a power failure the name must not lead to a part of it.
+                    # The content before the name: after a power failure the name must not lead to partial content.
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
-                os.replace(temporary, name, src_dir_fd=here, dst_dir_fd=here)
-                _sync(here)
+                os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                _sync(directory)
             except BaseException:
                 try:
-                    os.unlink(temporary, dir_fd=here)
+                    os.unlink(temporary, dir_fd=directory)
                 except OSError:  # the first error is the one to raise
                     pass
                 raise
 
     def create_file(self, name: str, data: bytes) -> bool:
-        """Writes the file as a whole, unless there is one of this name; False: there is. Of two callers one gets True,
-        if the storage can decide that: mounted file systems with hard links, and object stores with conditional writes.
-        Elsewhere two callers at the same moment may both get True, and the later one's file stays."""
-        draft = f"{_segment(name)}.{uuid.uuid4().hex}"
+        """Write the whole file, unless a file of this name exists; False if it exists.
+
+        Of two callers one gets True, if the storage can decide that: mounted file systems with hard links, and object
+        stores with conditional writes. Elsewhere two callers at the same moment may both get True, and the file of the
+        later one stays.
+        """
+        draft = f"{_check_name(name)}.{uuid.uuid4().hex}"
         self.write(draft, [data])
-        with self.opened() as here:
+        with self.open_descriptor() as directory:
             try:
-                # One step that fails if the name exists. A rename would replace the file of the first caller.
-                os.link(draft, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
+                # A link fails if the name exists. A rename would replace the file of the first caller.
+                os.link(draft, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
             except FileExistsError:
                 return False
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                     raise
-                with _entries(here) as entries:  # a file system without hard links
+                with _scan(directory) as entries:  # a file system without hard links
                     if any(entry.name == name for entry in entries):
                         return False
                 self.write(name, [data])
             finally:
-                _unlink(here, draft)
-            _sync(here)
+                _unlink(directory, draft)
+            _sync(directory)
         return True
 
     def read(self, name: str) -> bytes:
-        with self.opened() as here, self._regular_file(here, name) as descriptor:
+        with self.open_descriptor() as directory, self._open_regular_file(directory, name) as descriptor:
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 return file.read()
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Fills the buffer from `offset` on; returns the bytes read, fewer only at the end of the file."""
-        with self.opened() as here, self._regular_file(here, name) as descriptor:
+        """Fill the buffer from `offset` on. Return the bytes read: fewer only at the end of the file."""
+        with self.open_descriptor() as directory, self._open_regular_file(directory, name) as descriptor:
             done = 0
             while done < len(buffer):  # one call reads at most 2 GiB - 4 KiB
                 count = os.preadv(descriptor, [buffer[done:]], offset + done)
@@ -149,20 +152,20 @@ class LocalDirectory:
             return done
 
     def remove(self, name: str) -> None:
-        """No error if the file does not exist."""
+        """Remove the file; no error if it does not exist."""
         try:
-            with self.opened() as here:
-                _unlink(here, _segment(name))
-                _sync(here)
+            with self.open_descriptor() as directory:
+                _unlink(directory, _check_name(name))
+                _sync(directory)
         except FileNotFoundError:
             return
 
     def remove_tree(self) -> None:
-        """Removes the directory with its content; no error if it does not exist."""
+        """Remove the directory with its content; no error if it does not exist."""
         above = LocalDirectory(self.base, self.below[:-1]) if self.below else LocalDirectory(self.base.parent)
         name = self.below[-1] if self.below else self.base.name
         try:
-            with above.opened() as parent:
+            with above.open_descriptor() as parent:
                 if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
                     _unlink(parent, name)
                 else:
@@ -172,8 +175,8 @@ class LocalDirectory:
             return
 
     @contextmanager
-    def opened(self) -> Iterator[int]:
-        """A descriptor of the directory, to be used as `dir_fd`; the directory that it names stays the same one."""
+    def open_descriptor(self) -> Iterator[int]:
+        """Open a descriptor for `dir_fd`; it stays that of this directory, whatever its path becomes."""
         descriptor = os.open(self.base, _SEARCH)
         try:
             for depth, name in enumerate(self.below, 1):
@@ -181,60 +184,56 @@ class LocalDirectory:
                 try:
                     above, descriptor = descriptor, os.open(name, flags, dir_fd=descriptor)
                 except OSError as error:
-                    raise _named(error, descriptor, name, self.base.joinpath(*self.below[:depth])) from None
+                    raise _add_path(error, descriptor, name, self.base.joinpath(*self.below[:depth])) from None
                 os.close(above)
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def _open(self, here: int, name: str, flags: int) -> int:
+    def _open_file(self, directory: int, name: str, flags: int) -> int:
         flags |= os.O_CLOEXEC | (0 if self.follows_links else os.O_NOFOLLOW)
         try:
-            return os.open(_segment(name), flags, 0o644, dir_fd=here)
+            return os.open(_check_name(name), flags, 0o644, dir_fd=directory)
         except OSError as error:
-            raise _named(error, here, name, self.path / name) from None
+            raise _add_path(error, directory, name, self.path / name) from None
 
     @contextmanager
-    def _regular_file(self, here: int, name: str) -> Iterator[int]:
-        """A descriptor to read from. A pipe is opened without waiting for its writer, and refused."""
-        descriptor = self._open(here, name, os.O_RDONLY | os.O_NONBLOCK)
+    def _open_regular_file(self, directory: int, name: str) -> Iterator[int]:
+        """Open a descriptor to read from. A pipe is opened without waiting for its writer, and refused."""
+        descriptor = self._open_file(directory, name, os.O_RDONLY | os.O_NONBLOCK)
         try:
             kind = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(kind):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path / name))
             if not stat.S_ISREG(kind):
-                raise FileNotFoundError(errno.ENOENT, _NO_SUCH, str(self.path / name))
+                raise FileNotFoundError(errno.ENOENT, _NOT_REGULAR, str(self.path / name))
             yield descriptor
         finally:
             os.close(descriptor)
 
 
-def _segment(name: str) -> str:
-    """FileNotFoundError for a name that would leave the directory: no directory has such an entry."""
+def _check_name(name: str) -> str:
+    """Return the name. Raises FileNotFoundError if it would leave the directory: no directory has such an entry."""
     if name in ("", ".", "..") or "/" in name:
         raise FileNotFoundError(errno.ENOENT, "is not the name of an entry of a directory", name)
     return name
 
 
-def _named(error: OSError, here: int, name: str, path: Path) -> OSError:
-    """The error with its whole path; a link or a pipe is, for this class, not there."""
+def _add_path(error: OSError, directory: int, name: str, path: Path) -> OSError:
+    """Return the error with its whole path; that of a link or a pipe says that there is no such file."""
     try:
-        kind = os.lstat(name, dir_fd=here).st_mode
+        kind = os.lstat(name, dir_fd=directory).st_mode
     except OSError:
         kind = stat.S_IFREG
     if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO) and not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        return FileNotFoundError(errno.ENOENT, _NO_SUCH, str(path))
+        return FileNotFoundError(errno.ENOENT, _NOT_REGULAR, str(path))
     return OSError(error.errno, error.strerror, str(path))
 
 
 @contextmanager
-def _entries(here: int) -> Iterator[Iterator[os.DirEntry[str]]]:
-    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
-    try:
-        with os.scandir(descriptor) as entries:
-            yield entries
-    finally:
-        os.close(descriptor)
+def _scan(directory: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    with _readable(directory) as descriptor, os.scandir(descriptor) as entries:
+        yield entries
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
@@ -242,28 +241,37 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _unlink(here: int, name: str) -> None:
+def _unlink(directory: int, name: str) -> None:
     try:
-        os.unlink(name, dir_fd=here)
+        os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
         pass
 
 
-def _share(parent: int, name: str) -> None:
-    """A new directory may be written by the group that may write the one above it: workers and the control plane, which
-    deletes checkpoints, are different users of one group."""
-    above, made = os.fstat(parent), os.stat(name, dir_fd=parent, follow_symlinks=False)
-    if above.st_mode & stat.S_IWGRP and above.st_gid == made.st_gid and not made.st_mode & stat.S_IWGRP:
-        here = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+def _share_with_group(parent: int, name: str) -> None:
+    """Let the group of the parent write a new directory too.
+
+    Workers, and the control plane, which deletes checkpoints, are different users of one group.
+    """
+    above, child = os.fstat(parent), os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if above.st_mode & stat.S_IWGRP and above.st_gid == child.st_gid and not child.st_mode & stat.S_IWGRP:
+        directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
-            os.fchmod(here, stat.S_IMODE(made.st_mode) | stat.S_IRWXG)
+            os.fchmod(directory, stat.S_IMODE(child.st_mode) | stat.S_IRWXG)
         finally:
-            os.close(here)
+            os.close(directory)
 
 
-def _sync(here: int) -> None:
-    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
-    try:
+def _sync(directory: int) -> None:
+    with _readable(directory) as descriptor:
         os.fsync(descriptor)
+
+
+@contextmanager
+def _readable(directory: int) -> Iterator[int]:
+    """Open a directory again for reading: one that is open by O_PATH can be neither listed nor synced."""
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -137,7 +137,7 @@ class NeededParts:
                 del self._uncovered[name]
 
     def _guesses(self, tensor: _Tensor) -> Iterator[int]:
-        """Yields the parts that probably have the slices that are lacking."""
+        """Yield the parts that probably have the slices that are lacking."""
         if not tensor.slices or not tensor.wanted.shape:
             return
         grid = _Grid.of(tensor, self._num_parts)
@@ -153,7 +153,7 @@ class NeededParts:
         return 0 <= part < self._num_parts and part not in self._taken
 
     def _probe(self) -> set[int]:
-        """Returns some parts far from those that were opened, more of them in each round."""
+        """Return some parts far from those that were opened, more of them in each round."""
         dims: set[int] = set()
         for part in self._probes:
             if part not in self._taken:
@@ -178,7 +178,7 @@ class _Grid:
 
     @staticmethod
     def of(tensor: _Tensor, num_parts: int) -> _Grid | None:
-        """Returns None if the slices show no grid."""
+        """Return None if the slices show no grid."""
         step = tuple(map(max, *(sizes for _, sizes in tensor.slices.values()), (0,) * len(tensor.wanted.shape)))
         if 0 in step:
             return None
@@ -208,7 +208,7 @@ class _Grid:
         return tuple(at * step_size for at, step_size in zip(cell, self.step, strict=True))
 
     def parts(self, cell: Numbers) -> Iterator[int]:
-        """Yields the parts in which the slice of this cell may be, counted from the known cell that is nearest."""
+        """Yield the parts in which the slice of this cell may be, counted from the known cell that is nearest."""
         nearest = min(self.known, key=lambda other: sum(abs(a - b) for a, b in zip(cell, other, strict=True)))
         for strides in self.strides:
             away = (stride * (a - b) for stride, a, b in zip(strides, cell, nearest, strict=True))
@@ -235,7 +235,7 @@ def _strides(counts: Numbers, known: Mapping[Numbers, int], num_parts: int) -> I
 
 
 def _learned(dim: int, known: Mapping[Numbers, int]) -> int:
-    """Returns how far apart the parts of neighbours along this dim are, from two known cells that differ in it alone; 0
+    """Return how far apart the parts of neighbours along this dim are, from two known cells that differ in it alone; 0
     if there are none."""
     cells = sorted(known)
     for first, second in pairwise(cells):

@@ -48,7 +48,7 @@ class Filled:
 def load(
     state: Mapping[str, torch.Tensor], *, directory: str, advanced: Callable[[int], None] = lambda num_bytes: None
 ) -> dict[str, Any]:
-    """Fills all of `state` (flat, as for `CheckpointWriter.save`) and returns the `extra` that rank 0 saved.
+    """Fill all of `state` (flat, as for `CheckpointWriter.save`) and return the `extra` that rank 0 saved.
 
     Raises as `fill`."""
     return fill(state, directory=directory, advanced=advanced).extra
@@ -61,7 +61,7 @@ def fill(
     optional: Mapping[str, str] | None = None,
     advanced: Callable[[int], None] = lambda num_bytes: None,
 ) -> Filled:
-    """Fills `state` (flat, as for `CheckpointWriter.save`).
+    """Fill `state` (flat, as for `CheckpointWriter.save`).
 
     DamagedCheckpoint: fall back to an older one. StateMismatch: it was saved from another model or optimizer. OSError:
     the storage does not answer, or this node does not see the directory. Tensors of the checkpoint that the state does
@@ -116,7 +116,7 @@ def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, A
 
 
 def _files_of(place: Directory, marker: CommitMarker) -> dict[str, SavedFile]:
-    """Returns the files by name; both files of every rank are among them."""
+    """Return the files by name; both files of every rank are among them."""
     files = {file.name: file for file in marker.files}
     for rank in range(marker.world_size):
         for name in (payload_name(rank), index_name(rank)):
@@ -145,7 +145,7 @@ def _read_indexes(
 
 
 def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
-    """Reads and checks one whole slice, and copies its boxes; reads into the state directly if the slice fits it."""
+    """Read and check one whole slice, and copy its boxes; read into the state directly if the slice fits it."""
     item = read.item
     direct = _is_whole(read)
     memory = read.fills[0].target.reshape(-1).view(torch.uint8) if direct else scratch.take(item.nbytes)
@@ -192,7 +192,7 @@ class _Scratch(ThreadLocal):
 
 
 def _each(place: Directory, function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
-    """Yields the results in order, as they become known."""
+    """Yield the results in order, as they become known."""
     if place.is_local:
         yield from map(function, values)
         return

@@ -38,8 +38,11 @@ class RemoteDirectory:
         return RemoteDirectory(url.rstrip("/"), path.rstrip("/"), filesystem)
 
     def local_path(self) -> str | None:
-        """The path if this is a directory of this host (`local://`); None if it is not. OSError for a store over one,
-        such as `simplecache::file://`, which would follow the symbolic links in it."""
+        """Return the path if this is a directory of this host (`local://`); None if it is not.
+
+        Raises:
+            OSError: a store over local files, such as `simplecache::file://`, which would follow symbolic links.
+        """
         inner = self.filesystem
         while (below := getattr(inner, "fs", None)) is not None:
             inner = below

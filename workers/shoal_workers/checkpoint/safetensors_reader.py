@@ -98,7 +98,7 @@ class SafetensorsReader:
             piece.copy_(rows[(slice(None), *inner)])
 
     def _rows(self, name: str, first: int, count: int) -> torch.Tensor:
-        """Returns `count` rows from `first` on, flat; a tensor without dims has one row."""
+        """Return `count` rows from `first` on, flat; a tensor without dims has one row."""
         stored = self.tensors[name]
         row_bytes = stored.num_bytes // (stored.shape[0] if stored.shape else 1)
         data = bytearray(count * row_bytes)

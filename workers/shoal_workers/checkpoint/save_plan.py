@@ -48,7 +48,7 @@ class SavePlan:
 
 
 def plan_save(state: Mapping[str, torch.Tensor], *, owns_replicated: bool, every_replica: bool = False) -> SavePlan:
-    """Plans the slices in the order of `state`. ValueError if a tensor cannot be saved: a Partial DTensor, or one
+    """Plan the slices in the order of `state`. ValueError if a tensor cannot be saved: a Partial DTensor, or one
     without storage."""
     mine = {fqn: tensor for fqn, tensor in state.items() if _is_writer(fqn, tensor, owns_replicated, every_replica)}
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -35,7 +35,7 @@ class SpecChanged(ValueError):
 
 
 def note_spec(root: str, spec: JobSpec, *, may_differ: bool) -> None:
-    """Writes the spec beside the checkpoints under `root`, a directory or an fsspec URL.
+    """Write the spec beside the checkpoints under `root`, a directory or an fsspec URL.
 
     Raises:
         SpecChanged: a note of another spec is there, and `may_differ` is not set.
@@ -68,7 +68,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...
 
 
 def _known(place: Directory) -> dict[str, Any]:
-    """Returns an empty dict if there is no note, or if it cannot be read."""
+    """Return an empty dict if there is no note, or if it cannot be read."""
     try:
         document = json.loads(place.read(NAME))
     except (FileNotFoundError, ValueError):

@@ -20,10 +20,13 @@ Directory = LocalDirectory | RemoteDirectory
 
 
 def open_directory(url: str, *, follows_links: bool = False) -> Directory:
-    """Accesses no storage. OSError if the URL's protocol is unknown or its library is not installed.
+    """Return the directory of a URL, without access to the storage.
 
-    Symbolic links are followed up to the directory that the URL names. Below it they are only with `follows_links`,
-    which is for directories that no job writes.
+    Symbolic links are followed up to the directory that the URL names. Below it they are followed only with
+    `follows_links`, which is for directories that no job writes.
+
+    Raises:
+        OSError: the URL's protocol is unknown, or its library is not installed.
     """
     if "://" not in url and "::" not in url:
         return LocalDirectory(Path(url).expanduser().absolute(), follows_links=follows_links)
@@ -36,13 +39,15 @@ def open_directory(url: str, *, follows_links: bool = False) -> Directory:
 
 
 def open_job_directory(root: str) -> Directory:
-    """Opens a job's directory by its URL, as `open_directory` does. It must not be a symbolic link itself, since the
-    code of another job may have put it there."""
+    """Return a job's directory, as `open_directory` does, but do not follow it if it is a symbolic link itself.
+
+    The code of another job may have put the link there.
+    """
     above, _, job_id = root.rstrip("/").rpartition("/")
     opened = open_directory(root)
     return open_directory(above or "/").child(job_id) if isinstance(opened, LocalDirectory) else opened
 
 
 def join(root: str, name: str) -> str:
-    """The URL of an entry of a directory."""
+    """Return the URL of an entry of a directory."""
     return f"{root.rstrip('/')}/{name}"

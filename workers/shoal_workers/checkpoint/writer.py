@@ -62,7 +62,7 @@ class CheckpointWriter:
         self._durable_in = ""
 
     def warm(self, state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> None:
-        """Plans the save and allocates the memory before the first save, while the worker would otherwise wait."""
+        """Plan the save and allocate the memory before the first save, while the worker would otherwise wait."""
         self.wait()
         key = plan_key(state, owns_replicated=owns_replicated)
         if key != self._plan_key:
@@ -83,7 +83,7 @@ class CheckpointWriter:
         owns_replicated: bool | None = None,
         advanced: Callable[[int], None] = lambda num_bytes: None,
     ) -> float:
-        """Returns the seconds of the blocking part; afterwards `state` and `extra` may change.
+        """Return the seconds of the blocking part; afterwards `state` and `extra` may change.
 
         `state`: flat, fully qualified name -> DTensor or plain tensor, on any device. `extra`: JSON values; a reader
         gets rank 0's. `on_done` is called exactly once, from the writer thread, when the part is durable or has failed;
@@ -114,7 +114,7 @@ class CheckpointWriter:
         return stall_s
 
     def wait(self) -> None:
-        """Waits until the last save has called its `on_done`."""
+        """Wait until the last save has called its `on_done`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -125,7 +125,7 @@ class CheckpointWriter:
         self._staging, self._plan, self._plan_key = StagingBuffer(), SavePlan((), 0), None
 
     def close(self) -> None:
-        """Waits for the last save, and frees the memory."""
+        """Wait for the last save, and free the memory."""
         self.wait()
         self._staging, self._plan, self._plan_key = StagingBuffer(), SavePlan((), 0), None
 
@@ -234,7 +234,7 @@ class StagingBuffer:
         self._views: list[torch.Tensor] = []
 
     def prepare(self, plan: SavePlan, *, pinned: bool) -> None:
-        """Allocates and touches memory for a plan; does nothing if the plan is the same object as before."""
+        """Allocate and touch memory for a plan; do nothing if the plan is the same object as before."""
         if plan is self._plan:
             return
         if plan.total_bytes > self._memory.numel():
@@ -252,7 +252,7 @@ class StagingBuffer:
         self._plan = plan
 
     def copy_in(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copies the planned slices; when it returns, the state may change."""
+        """Copy the planned slices; when it returns, the state may change."""
         with torch.no_grad():
             sources = [local_tensor(state[item.fqn]) for item in self._plan.items]
             for view, source in zip(self._views, sources, strict=True):

@@ -80,7 +80,7 @@ from shoal_workers.contract.profiles import (
     StepTimes,
     name_of,
 )
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of, proof_for
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, find_proof
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
 from shoal_workers.contract.spec import SWEEP_LABEL, SWEEP_NAME, ContinueFrom, JobSpec, Precision, StopSpec, plan_of
 from shoal_workers.contract.suspects import Collective, Resource, Suspect
@@ -241,6 +241,7 @@ __all__ = [
     "earliest_step",
     "error_class_of",
     "exactly_one_of",
+    "find_proof",
     "fully_sharded",
     "index_of_worker",
     "is_broken_collective",
@@ -253,7 +254,6 @@ __all__ = [
     "is_reference",
     "is_user",
     "judge",
-    "kind_of",
     "label_selector",
     "later_to_form_s",
     "life_of",
@@ -263,7 +263,6 @@ __all__ = [
     "next_generation",
     "plan_of",
     "planned",
-    "proof_for",
     "settings_of",
     "spread",
     "suggested_name",

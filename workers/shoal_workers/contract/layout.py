@@ -38,6 +38,8 @@ BY_LOCALITY = ("cp", "ep", "pp", "dp_shard", "dp_replicate")
 in every layer, cp and ep in every block, pp between stages, the data axes once a step."""
 _SHORT = {"dp_replicate": "dp", "dp_shard": "fsdp"}
 """Axes that people call by another name."""
+WHOLE_STATE = "whole state"
+"""A feature of layouts without any split state: `engine/model/whole_state.py` refuses it if the whole does not fit."""
 
 
 class ShardLevel(StrEnum):
@@ -136,6 +138,16 @@ class ParallelismSpec(Frozen):
         return self.model_degree * self.dp_replicate * (1 if self.dp_shard == "auto" else self.dp_shard)
 
 
+_STAGES = {
+    Schedule.GPIPE: "one stage a rank",
+    Schedule.ONE_F_ONE_B: "one stage a rank",
+    Schedule.INTERLEAVED: "several stages a rank",
+    Schedule.ZERO_BUBBLE_V: "both ends on a rank",
+    Schedule.DUAL_PIPE_V: "both ends on a rank",
+}
+"""Which stages each schedule puts on one rank, the only difference between schedules that matters for a proof."""
+
+
 class Layout(Frozen):
     """Degrees of the parallel axes, outermost first, and the choices that go with them."""
 
@@ -212,6 +224,21 @@ class Layout(Frozen):
     def planned_axes(self) -> tuple[str, ...]:
         """The axes in use that split the model by its plan."""
         return tuple(axis for axis in PLANNED_AXES if getattr(self, axis) > 1)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a proof of the layout covers: the axes of the plan that are in use, and how they are computed.
+
+        Degrees are no features: what is wrong with tp 2 is wrong with tp 4, and other checks cover divisibility.
+        """
+        features = set(self.planned_axes)
+        if self.pp > 1:
+            features.add(_STAGES[self.schedule])
+        if self.cp > 1 and self.context is not ContextMethod.ALL_GATHER:
+            features.add(f"context {self.context}")
+        if self.shard is ShardLevel.NONE:
+            features.add(WHOLE_STATE)
+        return frozenset(features)
 
     @property
     def loss_share(self) -> float:

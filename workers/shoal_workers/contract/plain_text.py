@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from shoal_workers.contract.base import Frozen
 
@@ -24,6 +24,7 @@ _ESCAPE_SEQUENCE = re.compile(
 """Escape sequences of ECMA-48, and those that xterm adds."""
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """All control characters but the tabulator, and characters that reorder or end a line of text."""
+_MAX_PROBLEM = 2_000
 
 
 def plain_line(text: str) -> str:
@@ -59,6 +60,13 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as other:
         return f"(its text cannot be made: __str__ of {type(error).__qualname__} raises {type(other).__qualname__})"
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a document: its path, and what is wrong with the value; 2,000 letters at most."""
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return ": ".join(filter(None, (".".join(map(str, problem["loc"])), message)))[:_MAX_PROBLEM]
 
 
 class OfTask(Frozen):

@@ -1,6 +1,6 @@
-"""What is known of a layout: whether two steps that are split as it says train the same model as a plain loop.
+"""Proofs of layouts: a proof runs two steps whole and split, and compares the models that they train.
 
-Pure data. Made by the engine (engine/proof), kept by the supervisor, shown by `shoal check` and in the status.
+Pure data. The engine makes them (engine/proof), the supervisor keeps them, `shoal check` and the status show them.
 """
 
 from __future__ import annotations
@@ -8,79 +8,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, ShardLevel
+from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.plain_text import OfTask
 
 
 class ProofOutcome(StrEnum):
-    """What a proof has found."""
+    """The result of a proof."""
 
     PROVEN = "proven"
-    """Loss, metrics, every gradient, parameter and buffer are those of the whole model, also after a restore."""
+    """Loss, metrics, gradients, parameters and buffers equal those of the whole model, also after a restore."""
     REFUSED = "refused"
     """One of them differs, or the split model cannot compute them."""
     UNPROVEN = "unproven"
-    """It could not be determined; `words` says why."""
+    """The proof could not run; `words` says why."""
 
 
 class LayoutProof(OfTask):
-    """Two steps, whole against split."""
+    """What a proof of one layout has shown."""
 
     layout: Layout
     outcome: ProofOutcome
     words: str = ""
-    """One sentence for people; of what is proven on the data axes, a remark on a metric."""
+    """One sentence for users; if the data axes are proven, a remark on a metric."""
     module: str = ""
-    """Refused: the first module whose output differs, else that of a parameter whose gradient does."""
+    """If refused, the first module whose output differs, else the module of a parameter whose gradient differs."""
     difference: float = 0.0
-    """The largest relative difference of a parameter or its gradient; of what is refused, that of what is named."""
+    """The largest relative difference of a parameter or its gradient; if refused, that of the named module."""
     seconds: float = 0.0
     """Seconds that the proof took."""
     is_cached: bool = False
-    """It was found earlier, for the same task and plan."""
+    """True if an earlier proof of the same task and plan is reused."""
     shrunk: str = ""
-    """How the model was made smaller for the proof; empty: it was not."""
+    """How the model was made smaller for the proof; empty if it was not."""
 
 
-def kind_of(layout: Layout) -> frozenset[str]:
-    """What a proof of `layout` is about: the axes of the plan that are in use, and how they are computed.
-
-    Degrees are no part of it: what is wrong with tp 2 is wrong with tp 4, and sizes that a degree must divide are
-    checked elsewhere."""
-    kind = set(layout.planned_axes)
-    if layout.pp > 1:
-        kind.add(_SCHEDULES[layout.schedule])
-    if layout.cp > 1 and layout.context is not ContextMethod.ALL_GATHER:
-        kind.add(f"context {layout.context}")
-    if layout.shard is ShardLevel.NONE:
-        kind.add(PLAIN)
-    return frozenset(kind)
-
-
-PLAIN = "whole state"
-"""Its kind also when nothing is split: `engine/model/whole_state.py` refuses it where the whole does not fit."""
-
-
-_SCHEDULES = {
-    Schedule.GPIPE: "one stage a rank",
-    Schedule.ONE_F_ONE_B: "one stage a rank",
-    Schedule.INTERLEAVED: "several stages a rank",
-    Schedule.ZERO_BUBBLE_V: "both ends on a rank",
-    Schedule.DUAL_PIPE_V: "both ends on a rank",
-}
-"""Which stages each schedule puts on one rank, the only difference between schedules that matters for a proof."""
-
-
-def proof_for(layout: Layout, proofs: Iterable[LayoutProof]) -> LayoutProof | None:
-    """A proof that covers `layout`, since its own layout uses all that `layout` uses; None if `layout` must be
-    proven."""
-    kind = kind_of(layout)
-    return next(
-        (proof for proof in proofs if proof.outcome is ProofOutcome.PROVEN and kind <= kind_of(proof.layout)), None
-    )
+def find_proof(layout: Layout, proofs: Iterable[LayoutProof]) -> LayoutProof | None:
+    """Return a proof whose layout has all features of `layout`; None if `layout` has to be proven."""
+    features, proven = layout.features, (proof for proof in proofs if proof.outcome is ProofOutcome.PROVEN)
+    return next((proof for proof in proven if features <= proof.layout.features), None)
 
 
 def is_refused(layout: Layout, refused: Iterable[Layout]) -> bool:
-    """Return whether `layout` uses all that one of the refused layouts uses."""
-    kind = kind_of(layout)
-    return any(kind_of(other) <= kind for other in refused)
+    """Return True if `layout` has all features of a refused layout."""
+    features = layout.features
+    return any(other.features <= features for other in refused)

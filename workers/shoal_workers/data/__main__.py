@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def prepare_with_bar(config: TextDataConfig, console: Console | None = None) -> list[Corpus]:
-    """Calls `prepare_corpora` and shows a bar on standard error (or `console`)."""
+    """Call `prepare_corpora` and show a bar on standard error (or `console`)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console or Console(stderr=True)) as bars:
         bar = bars.add_task("reading", total=None)

@@ -168,7 +168,7 @@ class Written:
 def write_shard(
     path: Path, start: Position, documents: Lookahead, max_bytes: int, on_progress: Callable[[Position], None]
 ) -> ShardEntry:
-    """Writes the documents that fit into `max_bytes` (at least one) to `path`, and the entry beside it.
+    """Write the documents that fit into `max_bytes` (at least one) to `path`, and the entry beside it.
 
     Durable when it returns. The first document that does not fit is left in `documents`.
     """

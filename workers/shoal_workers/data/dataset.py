@@ -1,8 +1,7 @@
-"""Samples of a split, read from the memory-mapped shards. There is no position: sample i is always the same."""
+"""Reads samples of a split from memory-mapped shards. There is no position: sample i is always the same."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -13,27 +12,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from shoal_workers.data.concatenation import locate
 from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.tokenizer import Split
 
 
 class TokenDataset(Dataset[Tensor]):
-    """Sample i: tokens i x seq_len .. i x seq_len + seq_len of the split, both ends included: (seq_len + 1,) int64.
+    """Samples of a split: tensors of shape (seq_len + 1,), int64.
 
-    Consecutive samples share one token: the last target of one is the first input of the next. A sample may continue
-    from one shard into the next.
+    Sample i has the tokens i x seq_len to (i + 1) x seq_len of the split, both included. Consecutive samples share one
+    token: the last target of one is the first input of the next. A sample may continue from one shard into the next.
     """
 
     def __init__(self, corpus: Corpus, split: Split, seq_len: int) -> None:
-        """Raises CorpusTooSmallError if the training split has no sample; a validation split may be empty. A text of
-        few documents is for training as a whole if those of its training split make no sample."""
+        """Map the split. If the tokens of the training split make no sample, it gets those of all splits.
+
+        Raises:
+            CorpusTooSmallError: the training split has no sample; a validation split may be empty.
+        """
         self.seq_len = seq_len
         self.content_hash = corpus.index.content_hash
         self._corpus = corpus
-        is_small = corpus.index.num_tokens(Split.TRAIN) <= seq_len
-        self._parts = _mapped(corpus, [split] if not is_small else [*Split] if split is Split.TRAIN else [])
-        self._ends = list(accumulate(len(part) for part in self._parts))
+        splits = [split]
+        if corpus.index.num_tokens(Split.TRAIN) <= seq_len:  # a text of few documents
+            splits = [*Split] if split is Split.TRAIN else []
+        self._sections = _map_splits(corpus, splits)
+        self._ends = list(accumulate(len(section) for section in self._sections))
         num_tokens = self._ends[-1] if self._ends else 0
         self._num_samples = max(0, (num_tokens - 1) // seq_len)
         if not self._num_samples and split is Split.TRAIN:
@@ -43,7 +48,7 @@ class TokenDataset(Dataset[Tensor]):
             )
 
     def content_parts(self) -> dict[str, str]:
-        """The hash of each shard, by its path and the files that it was made from."""
+        """Return the hash of each shard, by its path and source files."""
         return {self._corpus.describe_shard(n): entry.tokens_hash for n, entry in enumerate(self._corpus.index.shards)}
 
     def __len__(self) -> int:
@@ -56,24 +61,23 @@ class TokenDataset(Dataset[Tensor]):
 
     def _read(self, start: int, length: int) -> NDArray[Any]:
         pieces = []
-        number = bisect_right(self._ends, start)
-        offset = start - (self._ends[number - 1] if number else 0)
+        number, offset = locate(self._ends, start)
         while length:
-            piece = self._parts[number][offset : offset + length]
+            piece = self._sections[number][offset : offset + length]
             pieces.append(piece)
             length -= len(piece)
             number, offset = number + 1, 0
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _mapped(corpus: Corpus, splits: Sequence[Split]) -> list[NDArray[Any]]:
-    """The section of these splits, which follow each other, of every shard that contains some of it."""
+def _map_splits(corpus: Corpus, splits: Sequence[Split]) -> list[NDArray[Any]]:
+    """Map the tokens of neighbouring splits, shard by shard."""
     dtype = np.dtype(corpus.index.dtype)
-    parts: list[NDArray[Any]] = []
+    sections: list[NDArray[Any]] = []
     for number, entry in enumerate(corpus.index.shards):
         if num_tokens := sum(entry.num_tokens[split] for split in splits):
             first = 0 if Split.TRAIN in splits else entry.num_tokens[Split.TRAIN]
-            parts.append(
+            sections.append(
                 np.memmap(
                     corpus.shard_path(number),
                     dtype=dtype,
@@ -82,4 +86,4 @@ def _mapped(corpus: Corpus, splits: Sequence[Split]) -> list[NDArray[Any]]:
                     shape=(num_tokens,),
                 )
             )
-    return parts
+    return sections

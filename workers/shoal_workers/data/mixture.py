@@ -30,6 +30,7 @@ from torch.utils.data import Dataset
 from shoal_workers.contract.batch_partition import epoch_key, sample_at
 from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.text_data import TextSource
+from shoal_workers.data.concatenation import locate
 from shoal_workers.data.dataset import TokenDataset
 
 _ORDERS = 0x4D495854
@@ -177,7 +178,7 @@ class Mixture(Dataset[Tensor]):
         self.content_hash = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
     def change_weights(self, changes: Sequence[InForce], global_size: int) -> None:
-        """Takes changes of the weights; replaces those that it was given before. `global_size`: samples of a step."""
+        """Replace the earlier changes of weights by these. `global_size`: samples of a step."""
         initial = self.order.shares
         self.order = MixtureOrder(
             initial,
@@ -198,8 +199,8 @@ class Mixture(Dataset[Tensor]):
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Tensor:
-        source = bisect_right(self._ends, index)
-        return self._parts[source][index - (self._ends[source - 1] if source else 0)]
+        source, number = locate(self._ends, index)
+        return self._parts[source][number]
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
         """The samples at these positions of the run, which the engine asks for instead of its own order."""

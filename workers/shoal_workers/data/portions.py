@@ -197,7 +197,7 @@ class Portions:
                 at, number = alone.at, alone.number
 
     def _read_alone(self, alone: _Alone) -> Generator[Document, None, None]:
-        """Reads until another node offers help: as long as there is none, documents of several portions are under way
+        """Read until another node offers help: as long as there is none, documents of several portions are under way
         together."""
         while alone.at is not None and alone.number < len(self._all):
             self._look(alone.number)
@@ -212,7 +212,7 @@ class Portions:
         return bool(self.num_others or self.ahead_bytes)
 
     def _look(self, number: int) -> None:
-        """Says which portion is needed next, and notes who helps."""
+        """Say which portion is needed next, and note who helps."""
         names: set[str] = set()
         with suppress(OSError):  # alone it goes on without the directory
             self._directory.mkdir(exist_ok=True)
@@ -254,7 +254,7 @@ class Portions:
     # a helper
 
     def help(self, encode_all: EncodeAll) -> bool:
-        """Encodes one portion for a holder on another machine; False: there is none, or nothing to do for it."""
+        """Encode one portion for a holder on another machine; False: there is none, or nothing to do for it."""
         try:
             holder = _Holder.model_validate_json((self._directory / "holder.json").read_bytes())
             if holder.machine == self._machine:
@@ -265,7 +265,7 @@ class Portions:
             return False
 
     def _encode_one(self, portions: Sequence[Portion], encode_all: EncodeAll) -> bool:
-        """Encodes the first portion that nobody has."""
+        """Encode the first portion that nobody has."""
         for portion in portions:
             path = self._directory / _file_of(portion.number)
             if portion.number in self._refused or path.exists():

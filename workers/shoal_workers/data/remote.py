@@ -237,7 +237,7 @@ def _entry(filesystem: Any, entry: str, name: str, info: dict[str, Any], *, walk
 
 
 def _tried(url: str, call: Callable[[], T], delays: Iterator[float] | None = None) -> T:
-    """Calls again after a failure that may pass. FileNotFoundError comes through.
+    """Call again after a failure that may pass. FileNotFoundError comes through.
 
     Raises:
         MissingTextError: it failed for good, or too often.

@@ -18,8 +18,6 @@ import importlib
 import json
 import os
 import resource
-from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,8 +28,10 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from shoal_workers.data.concatenation import locate
 from shoal_workers.data.errors import DataError, MissingTextError
 from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard, read_index
+from shoal_workers.recently_used import RecentlyUsed
 
 INDEX = "index.json"
 _SAVED_STATE = "state.json"
@@ -70,8 +70,8 @@ class ShardedFiles(Dataset[Any]):
         wanted = ShardFormat(format) if format is not None else None
         self._shards = [shard for entry in entries for shard in _shards_of(entry, wanted)]
         self._decode = _function(decode) if isinstance(decode, str) else decode
-        self._most_open = min(most_open, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._open: OrderedDict[int, Sequence[dict[str, Any]]] = OrderedDict()
+        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._open: RecentlyUsed[int, Sequence[dict[str, Any]]] = RecentlyUsed(min(most_open, num_files // 4))
         self._ends = list(accumulate(self._count(number) for number in range(len(self._shards))))
 
     def __len__(self) -> int:
@@ -81,8 +81,7 @@ class ShardedFiles(Dataset[Any]):
         """Raises DamagedShardError, or what `decode` raises, with a note that names the sample's file."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        number = bisect_right(self._ends, index)
-        within = index - (self._ends[number - 1] if number else 0)
+        number, within = locate(self._ends, index)
         sample = self._opened(number)[within]
         if (columns := self._shards[number].columns) is not None:
             sample = {name: sample[name] for name in columns if name in sample}
@@ -108,27 +107,21 @@ class ShardedFiles(Dataset[Any]):
             paths = [shard.path for shard in self._shards]
             return dict(zip(map(str, paths), pool.map(_hash, paths), strict=True))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
-
     def _count(self, number: int) -> int:
         known = self._shards[number].num_samples
         return len(self._opened(number)) if known is None else known
 
     def _opened(self, number: int) -> Sequence[dict[str, Any]]:
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
-        opened = self._shards[number]
-        shard = open_shard(opened.path, opened.format)
-        if opened.num_samples is not None and len(shard) != opened.num_samples:
+        if (opened := self._open.get(number)) is not None:
+            return opened
+        listed = self._shards[number]
+        shard = open_shard(listed.path, listed.format)
+        if listed.num_samples is not None and len(shard) != listed.num_samples:
             raise DataError(
-                f"{opened.path} has {len(shard):,} samples, and {opened.path.with_name(INDEX)} names "
-                f"{opened.num_samples:,}. They are not of the same data set: write both again."
+                f"{listed.path} has {len(shard):,} samples, and {listed.path.with_name(INDEX)} names "
+                f"{listed.num_samples:,}. They are not of the same data set: write both again."
             )
-        self._open[number] = shard
-        if len(self._open) > self._most_open:
-            self._open.popitem(last=False)
+        self._open.put(number, shard)
         return shard
 
 

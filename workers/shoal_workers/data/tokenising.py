@@ -78,7 +78,7 @@ class TokenisingProcesses:
         return [process.pid for process in self._all if process.is_alive]
 
     def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
-        """Encodes as `DocumentEncoder.encode_all` does, and reads a few batches ahead. An error of `documents` is
+        """Encode as `DocumentEncoder.encode_all` does, and read a few batches ahead. An error of `documents` is
         raised in its place, after the documents before it."""
         under_way: deque[tuple[_Batch, Future[list[EncodedText]]]] = deque()
         for batch in _batches(documents):
@@ -89,7 +89,7 @@ class TokenisingProcesses:
             yield from _finished(batch, answer)
 
     def _encode(self, batch: _Batch) -> list[EncodedText]:
-        """Runs on a thread of the pool."""
+        """Run on a thread of the pool."""
         if isinstance(batch, DataError):
             raise batch
         process = self._free.get()
@@ -135,7 +135,7 @@ class _Process:
         return self._process.poll() is None
 
     def encode(self, batch: Sequence[Document]) -> list[EncodedText] | None:
-        """Returns None if the process has ended."""
+        """Return None if the process has ended."""
         try:
             if self._first:
                 self.pipe.send_bytes(self._first)
@@ -178,7 +178,7 @@ _NICENESS = 5
 
 
 def main() -> None:
-    """Receives an encoder, and encodes what follows it, until the process that started this one ends."""
+    """Receive an encoder, and encode what follows it, until the process that started this one ends."""
     os.nice(_NICENESS)
     pipe: Connection = Connection(int(sys.argv[2]))
     try:

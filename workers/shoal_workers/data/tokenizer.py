@@ -241,7 +241,7 @@ class DocumentEncoder:
         return EncodedText(tokens, split_of(document.text, self.validation_fraction))
 
     def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
-        """Encodes the documents in this process, one after the other."""
+        """Encode the documents in this process, one after the other."""
         for document in documents:
             yield EncodedDocument(self.encode(document), document.end)
 
@@ -271,7 +271,7 @@ class Lookahead:
         self._next: EncodedDocument | None = None
 
     def peek(self) -> EncodedDocument | None:
-        """Returns None if there are no more."""
+        """Return None if there are no more."""
         if self._next is None:
             self._next = next(self._documents, None)
         return self._next

@@ -300,7 +300,7 @@ class Engine:
                 attempt=assignment.attempt,
                 generation=assignment.generation,
                 rank=assignment.rank,
-                is_over=lambda: self._fence.of(assignment.generation).is_raised,
+                is_fenced=lambda: self._fence.of(assignment.generation).is_raised,
             )
             self._form(assignment, group)
             with logging_to(self._recorder, self._position):

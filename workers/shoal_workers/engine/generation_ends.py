@@ -1,8 +1,8 @@
-"""What can end a generation, as exceptions that unwind the training thread. They never leave `Engine.run`.
+"""Exceptions that end a generation. They unwind the training thread, and never leave `Engine.run`.
 
 BaseException
 ├── Fenced                  the supervisor fenced this generation
-├── GroupBroken             a collective has failed, and the user's code went on
+├── GroupBroken             a collective has failed, and the user's code has caught the error
 ├── EngineError (an Exception)
 │   ├── TaskFailed          the user's own code raised; carries the ErrorReport
 │   ├── FormFailed          the group did not form
@@ -27,7 +27,7 @@ class EngineError(Exception):
 
 
 class TaskFailed(EngineError):
-    """Code of the task raised. `report` is what the user reads."""
+    """Code of the task raised; the user reads `report`."""
 
     def __init__(self, report: ErrorReport) -> None:
         super().__init__(report)
@@ -38,20 +38,25 @@ class TaskFailed(EngineError):
 
 
 class FormFailed(EngineError):
-    """Not all ranks of a generation arrived in time, or the rendezvous store could not be reached."""
+    """Ranks did not arrive in time, or the rendezvous store was unreachable."""
 
 
 class Fenced(BaseException):
-    """The supervisor has ended the generation; the training thread leaves it as fast as it can. It is no Exception, so
-    that an `except Exception` of the user's code does not keep the thread in a broken group."""
+    """The supervisor has ended the generation; the training thread leaves it as fast as it can.
+
+    Not an Exception, so that an `except Exception` of the user's code does not keep the thread in a broken group.
+    """
 
 
 class GroupBroken(BaseException):
-    """Raised by the next call into Shoal after a collective has failed, if the user's code has caught that error."""
+    """A collective has failed, and the user's code has caught the error.
+
+    The next call into Shoal raises it.
+    """
 
 
 class NonFinite(EngineError):
-    """Raised after the vote and before anything is changed, on every rank in the same step."""
+    """Raised on every rank in the same step, before anything is changed."""
 
     def __init__(self, message: str, suspect: Suspect | None) -> None:
         super().__init__(message)
@@ -59,7 +64,7 @@ class NonFinite(EngineError):
 
 
 class ComputesWrong(EngineError):
-    """Raised by all ranks, before the step in which a replay named one of them."""
+    """Raised by all ranks before a step whose replay named one."""
 
 
 class DataDiffers(EngineError):
@@ -67,7 +72,10 @@ class DataDiffers(EngineError):
 
 
 class LayoutRefused(EngineError):
-    """Raised before the first step of a layout, on one rank at least; `proof` says why."""
+    """Raised before the first step of a layout; `proof` has the reason.
+
+    At least one rank raises it.
+    """
 
     def __init__(self, proof: LayoutProof) -> None:
         super().__init__(proof)
@@ -77,9 +85,8 @@ class LayoutRefused(EngineError):
         return self.proof.words
 
     def report(self, phase: Phase) -> ErrorReport:
-        """What a user reads."""
-        message = self.proof.words
-        return ErrorReport(type="LayoutRefused", message=message, traceback="", phase=phase, mistake=LAYOUT_REFUSED)
+        """Make the report that the user reads."""
+        return ErrorReport(type="LayoutRefused", message=str(self), traceback="", phase=phase, mistake=LAYOUT_REFUSED)
 
 
 class StorageFailed(EngineError):

@@ -290,7 +290,7 @@ def _up_to(max_bytes: int, files: Iterable[tuple[str, Stamp]]) -> Iterator[tuple
 def _opened(top: Path, name: str) -> Iterator[int]:
     """A descriptor of a regular file below `top`; what is reached over a link raises FileNotFoundError."""
     *folders, last = name.split("/")
-    with LocalDirectory(top, tuple(folders)).opened() as here:
+    with LocalDirectory(top, tuple(folders)).open_descriptor() as here:
         try:
             descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
         except OSError as error:

@@ -46,17 +46,19 @@ class _Own:
 
     def recorder(self) -> Recorder:
         if self._recorder is None or self._pid != os.getpid():
-            self._claim = _claimed(os.environ[HOOK])
+            self._claim = _claim_hook(os.environ[HOOK])
             target = MediaTarget.from_text(os.environ[MEDIA])
-            made = Recorder(target.root, MediaSpec.model_validate(target.settings), say=_say)
-            made.begin(attempt=target.attempt, generation=target.generation, rank=target.rank, is_over=lambda: False)
+            recorder = Recorder(target.root, MediaSpec.model_validate(target.settings), say=_say)
+            recorder.begin(
+                attempt=target.attempt, generation=target.generation, rank=target.rank, is_fenced=lambda: False
+            )
             # not atexit: a process of multiprocessing ends without it
-            Finalize(None, lambda: made.end(within_s=_AT_END_S), exitpriority=0)
-            self._recorder, self._pid = made, os.getpid()
+            Finalize(None, lambda: recorder.end(within_s=_AT_END_S), exitpriority=0)
+            self._recorder, self._pid = recorder, os.getpid()
         return self._recorder
 
 
-def _claimed(hook: str) -> socket.socket:
+def _claim_hook(hook: str) -> socket.socket:
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         claim.bind(f"{hook}-media".replace("@", "\0", 1))

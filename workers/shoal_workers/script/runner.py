@@ -48,7 +48,7 @@ from shoal_workers.contract.plain_text import text_of
 from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.generation_ends import Fenced, FormFailed, TaskFailed
 from shoal_workers.engine.group.fence import Fence, GenerationFence
-from shoal_workers.engine.group.network_interface import address_towards, interface_of
+from shoal_workers.engine.group.network_interface import find_interface, find_local_address
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
@@ -294,7 +294,7 @@ class ScriptRunner:
             places,
             checkpoint_dir=self._checkpoint_dir,
             hook=self._hook.address,
-            interface=interface_of(address_towards(assignment.store_host, assignment.store_port)),
+            interface=find_interface(find_local_address(assignment.store_host, assignment.store_port)),
             ray_address=self._ray_address,
         )
         guardian = self._live_guardian()

@@ -9,19 +9,21 @@ import os
 import sys
 import time
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.errors import CliError, ExitCode, first_problem
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.render.accounts import audit_table, is_valid, tokens_table
 from shoal_api.cli.session import Session, command
 from shoal_api.client import Client
 from shoal_api.client.credentials import forget_token, store_token
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest, Whoami
 from shoal_service.core.access import Role
+from shoal_workers.contract.plain_text import first_problem
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -34,8 +36,8 @@ def open_page(
     """Open the web pages in a browser that is logged in. The link works once, for two minutes."""
     link = session.client.session_link()
     address = f"{session.url.rstrip('/')}{link.path}"
-    is_open = not show and not session.output.as_json and webbrowser.open(address)
-    session.show({"url": address, "expires_at": link.expires_at}, "opened" if is_open else address)
+    is_opened = False if show or session.output.as_json else webbrowser.open(address)
+    session.show({"url": address, "expires_at": link.expires_at}, "opened" if is_opened else address)
 
 
 @command()
@@ -48,15 +50,15 @@ def login(
     """Keep a token for a server, in a file that only you can read. It is checked first."""
     session.check_url()
     if token is None:
-        is_terminal = sys.stdin.isatty()
-        token = typer.prompt("Token", hide_input=True, err=True) if is_terminal else sys.stdin.readline()
+        is_interactive = sys.stdin.isatty()
+        token = typer.prompt("Token", hide_input=True, err=True) if is_interactive else sys.stdin.readline()
     token = (token or "").strip()
     if not token:
         raise CliError("no token was given", hint="an admin makes one: shoal token create NAME --personal")
     with Client(session.url, token=token) as client:
-        me = client.whoami()
+        account = client.whoami()
     path = store_token(session.url, token)
-    session.show(me, f"{_describe(me)}; the token is kept in {path}")
+    session.show(account, f"{_describe(account)}; the token is kept in {path}")
 
 
 @command()
@@ -69,8 +71,8 @@ def logout(session: Session) -> None:
 @command()
 def whoami(session: Session) -> None:
     """Show who you are to a server: name, role, projects, and what you may do."""
-    me = session.client.whoami()
-    session.show(me, f"{_describe(me)}\npermissions: {', '.join(me.permissions)}")
+    account = session.client.whoami()
+    session.show(account, f"{_describe(account)}\npermissions: {', '.join(account.permissions)}")
 
 
 @command()
@@ -85,7 +87,7 @@ def audit(
 
 
 @command()
-def create(
+def create_token(
     session: Session,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what will use it.")],
     role: Annotated[Role, typer.Option("--role", help="What it may do; see docs/security.md.")] = Role.VIEWER,
@@ -116,30 +118,28 @@ def create(
     valid_s, projects = _parse_duration(expires), tuple(project) if project else None
     if cluster is not None and (projects or user or personal or role is not Role.VIEWER):
         raise CliError("--cluster makes the token of a gateway, which has no --role, --project, --user or --personal")
-    request: ClusterTokenRequest | TokenRequest
     try:
         if cluster is not None:
-            request = ClusterTokenRequest(name=name, expires_in_s=valid_s)
+            gateway = ClusterTokenRequest(name=name, expires_in_s=valid_s)
+            send = partial(session.client.create_cluster_token, cluster, gateway)
         else:
-            request = TokenRequest(
+            account = TokenRequest(
                 name=name, role=role, projects=projects, user=user, expires_in_s=valid_s, personal=personal
             )
+            send = partial(session.client.create_token, account)
     except ValidationError as error:
         raise CliError(first_problem(error)) from None
-    if isinstance(request, ClusterTokenRequest):
-        made = session.client.create_cluster_token(cluster or "", request)
-    else:
-        made = session.client.create_token(request)
-    ends_at = made.expires_at
-    if ends_at is not None and (valid_s is None or ends_at < made.created_at + valid_s):
+    token = send()
+    ends_at = token.expires_at
+    if ends_at is not None and (valid_s is None or ends_at < token.created_at + valid_s):
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends_at))
         session.output.say(f"it ends at {at}, not after {expires}: with the token that made it")
     if output is not None:
         with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(f"{made.token}\n")
-        session.show(made.model_copy(update={"token": ""}), f"token {made.id} is in {output}")
+            file.write(f"{token.token}\n")
+        session.show(token.model_copy(update={"token": ""}), f"token {token.id} is in {output}")
     else:
-        session.show(made, made.token)
+        session.show(token, token.token)
 
 
 @command()
@@ -154,7 +154,7 @@ def list_tokens(
 
 
 @command()
-def revoke(
+def revoke_token(
     session: Session,
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id, or the name of only one.")],
 ) -> None:
@@ -162,14 +162,14 @@ def revoke(
 
     If it is the one that `shoal login` has kept for the server, it is forgotten too.
     """
-    view = session.client.revoke_token(_find_token_id(session, token))
-    logged_out = "; you are logged out" if forget_token(session.url, view.id) else ""
-    session.show(view, f"token {view.id} ({view.name}) is revoked{logged_out}")
+    revoked = session.client.revoke_token(_find_token_id(session, token))
+    logged_out = "; you are logged out" if forget_token(session.url, revoked.id) else ""
+    session.show(revoked, f"token {revoked.id} ({revoked.name}) is revoked{logged_out}")
 
 
-def _describe(me: Whoami) -> str:
-    where = "all projects" if me.projects is None else f"projects {', '.join(me.projects)}"
-    return f"{me.name}, role {me.role}, {where}"
+def _describe(account: Whoami) -> str:
+    projects = "all projects" if account.projects is None else f"projects {', '.join(account.projects)}"
+    return f"{account.name}, role {account.role}, {projects}"
 
 
 def _find_token_id(session: Session, reference: str) -> str:

@@ -14,7 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from shoal_api.cli.commands.control import ChangesArgument, parse_changes
-from shoal_api.cli.errors import CliError, ExitCode, first_problem, refuse_with
+from shoal_api.cli.errors import CliError, ExitCode, refuse_with
 from shoal_api.cli.options import JobArgument, given
 from shoal_api.cli.output import complete_file
 from shoal_api.cli.render.accounts import tokens_table
@@ -27,6 +27,7 @@ from shoal_service.core.quantities import count_text
 from shoal_service.fleet_views import NodeView, ProjectRules, ProjectView, UserRules, UserView
 from shoal_service.views import JobPatch, JobView
 from shoal_workers.contract import ANY_CLUSTER, JobState
+from shoal_workers.contract.plain_text import first_problem
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster; `shoal clusters` lists them.")]
 

@@ -17,10 +17,9 @@ from shoal_api.cli.options import YesFlag, given
 from shoal_api.cli.render.jobs import sweep_table
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import load_spec
-from shoal_service.control.submission import members, specs_of, with_name
+from shoal_service.control.submission import expand_jobs, expand_specs, fill_name
 from shoal_service.core.quantities import count_text
-from shoal_service.core.sweeps import InvalidGrid, label_names, parse_axis, parse_interval
-from shoal_service.core.sweeps import words as describe_labels
+from shoal_service.core.sweeps import InvalidGrid, describe_labels, label_names, parse_axis, parse_interval
 from shoal_service.views import SweepRequest
 
 
@@ -164,10 +163,10 @@ def make_request(source: str, name: str | None, assignments: Sequence[str], valu
 
 
 def _try_sweep(session: Session, request: SweepRequest) -> None:
-    named = with_name(request)
+    named = fill_name(request)
     try:
-        specs_of(named)
-        jobs = members(named)
+        expand_specs(named)
+        jobs = expand_jobs(named)
     except InvalidGrid as error:
         raise CliError(str(error)) from None
     results = [session.client.dry_run(job.document) for job in jobs]

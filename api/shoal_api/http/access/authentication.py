@@ -25,7 +25,6 @@ import json
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
@@ -48,6 +47,7 @@ from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_service.store import JobNotFound, Store, StoreUnavailable, access, job_deletion, supervisor_links
 from shoal_service.store.access import CURRENT, DONE, Deed
+from shoal_workers.recently_used import RecentlyUsed
 
 
 class Needs:
@@ -206,18 +206,15 @@ class _Memory(Generic[_Shown]):
 
     def __init__(self, mono: Callable[[], float]) -> None:
         self._mono = mono
-        self._entries: OrderedDict[str, tuple[_Shown | None, float]] = OrderedDict()
+        self._entries: RecentlyUsed[str, tuple[_Shown | None, float]] = RecentlyUsed(_MAX_CACHED)
 
     async def find(self, secret: str, read: Callable[[str], Awaitable[_Shown | None]]) -> _Shown | None:
         """Return what `read` returns for the secret, or has returned."""
         digest, now_mono = hash_of(secret), self._mono()
-        shown, read_mono = self._entries.get(digest, (None, -math.inf))
+        shown, read_mono = self._entries.get(digest) or (None, -math.inf)
         if now_mono - read_mono > _CACHE_S:
             shown = await read(secret)
-            self._entries[digest] = shown, now_mono
-            self._entries.move_to_end(digest)
-            if len(self._entries) > _MAX_CACHED:
-                self._entries.popitem(last=False)
+            self._entries.put(digest, (shown, now_mono))
         return shown
 
     def forget(self) -> None:

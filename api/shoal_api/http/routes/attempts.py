@@ -35,6 +35,7 @@ from shoal_api.http.problems import BadDocument
 from shoal_api.http.streams import while_connected
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.store import JobEnded, JobNotFound, RequestConflict
+from shoal_workers.contract.plain_text import first_problem
 
 MAX_REPORT_BYTES = 32 << 20
 """A report has at most 5,000 items of a kind."""
@@ -145,8 +146,7 @@ async def _take_report(context: Context, request: Request) -> Response:
     try:
         report = HomeReport.model_validate_json(raw, extra="ignore")
     except ValidationError as error:
-        reason = str(error.errors(include_url=False, include_input=False)[0])[:500]
-        raise BadDocument(f"The report is not valid: {reason}") from None
+        raise BadDocument(f"The report is not valid: {first_problem(error)}") from None
     receipt = await context.reception.report(caller_of(request), report)
     return json_response(receipt)
 

@@ -1,7 +1,7 @@
-"""Routes of the gateways of clusters, which dial in: reports, orders, code archives.
+"""Routes for the gateways of clusters, which dial in: reports, orders, code archives.
 
-Each control plane answers, with the lease or without: all that is said here is in the store. Those of operators are in
-`operated_clusters.py`.
+Every control plane answers, with or without the lease: all data are in the store. Routes for operators are in
+`operations.py`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from shoal_service.home import MAX_WAIT_S
 from shoal_service.store import GatewayRefused, NotFound, Transaction, archives, cluster_links
 from shoal_service.store.cluster_links import StoredReport, orders_of
 from shoal_service.telemetry.tallies import Limit
+from shoal_workers.contract.plain_text import first_problem
 
 _RANGE = re.compile(r"bytes=(\d{1,12})-", re.ASCII)
 _REREAD_S = 0.25
-"""Seconds until this server sees what other control planes have written, at the latest."""
+"""Longest time until this server sees what other control planes wrote, in seconds."""
 _SNAPSHOT: TypeAdapter[ClusterSnapshot] = TypeAdapter(ClusterSnapshot)
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="Hexadecimal SHA-256 of the archive.")]
-
-
 _REPORT = JsonBody(ClusterReport, {"life": "00112233445566aa", "number": 1, "error": "Ray does not answer yet"})
 
 router = JsonRouter("/v1/clusters", "clusters")
@@ -59,17 +58,17 @@ router = JsonRouter("/v1/clusters", "clusters")
     raises=[GatewayRefused],
 )
 async def report(request: Request, context: AppContext, caller: Caller, cluster: ClusterName) -> ReportReceipt:
-    """The gateway sends a report once a second, and when something has changed: the cluster, and answers to orders.
-    A report that is repeated, by life and number, changes nothing."""
+    """Stores the state of the cluster and answers to orders. The gateway sends a report once a second, and at once
+    after a change. A report that repeats life and number changes nothing."""
     require_media_type(request, JSON_TYPES)
     text = await read_body(request, Limit.ARCHIVE_BYTES)
 
-    def take() -> ReportReceipt:
-        stored = _parsed(text, caller.token_id)
+    def store_report() -> ReportReceipt:
+        stored = _parse_report(text, caller.token_id)
         number, cancelled = context.store.writing(cluster_links.take_report)(cluster, stored, now=context.clock())
         return ReportReceipt(number=number, cancelled=cancelled)
 
-    return await run_in_threadpool(take)
+    return await run_in_threadpool(store_report)
 
 
 @router.route(
@@ -93,7 +92,7 @@ async def orders(
     wake_soon = asyncio.get_running_loop().call_soon_threadsafe
 
     def is_answer(page: OrderPage) -> bool:
-        return bool(page.items) or page.newest < after  # a gateway learns at once that the numbers begin again
+        return bool(page.items) or page.newest < after  # less after a restored database; the gateway must know it
 
     with (
         context.changes.watching(NO_JOB) as watch,
@@ -110,26 +109,24 @@ async def orders(
     raises=[NotFound],
 )
 def archive(request: Request, tx: Reading, cluster: ClusterName, sha256: Sha256) -> Response:
-    """Returns the archive while the order that names it has no answer. With `Range: bytes=N-` only what comes from
-    there on, so that a gateway goes on where its connection broke."""
+    """Returns the archive while the order that names it has no answer. With `Range: bytes=N-` it returns the rest from
+    byte N, so that a gateway continues where its connection broke."""
     data = archives.get(tx, sha256) if cluster_links.may_read_archive(tx, cluster, sha256) else None
     if data is None:
         raise NotFound("No open order to this cluster names this archive.")
-    start = _RANGE.fullmatch(request.headers.get("range", ""))
-    begin = int(start[1]) if start is not None else 0
-    if not 0 < begin < len(data):
+    requested = _RANGE.fullmatch(request.headers.get("range", ""))
+    begin = int(requested[1]) if requested is not None else 0
+    if begin == 0 or begin >= len(data):
         return Response(data, media_type="application/zip")
     headers = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"}
     return Response(data[begin:], status_code=206, headers=headers, media_type="application/zip")
 
 
-def _parsed(text: bytes, token_id: str) -> StoredReport:
+def _parse_report(text: bytes, token_id: str) -> StoredReport:
     try:
         report = ClusterReport.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidRequest(f"The report is not valid: {where}: {first['msg']}") from None
+        raise InvalidRequest(f"The report is not valid: {first_problem(error)}") from None
     return StoredReport(
         sender=Incoming(report.life, token_id, report.number, report.takes_over, report.ray_cluster, report.replaces),
         address=report.address,

@@ -60,7 +60,7 @@ from shoal_service.core.where.fields import Field
 from shoal_service.fleet_views import Curves, JobFields, PanelKind, SavedView, TableView, Workspace
 from shoal_service.store import Conflict, NotFound, ProjectNotFound, Store, job_lists
 from shoal_service.store.job_lists import JobOrder
-from shoal_service.store.many_curves import PLAIN_METRICS, ManyCurves, Versions, Wanted, is_metric
+from shoal_service.store.many_curves import PLAIN_METRICS, CurveCache, CurveQuery, Versions, is_metric
 from shoal_service.views import JobSummary, Page
 
 Project = Annotated[str, Path(pattern=PROJECT_NAME, description="Name of a project.")]
@@ -243,27 +243,27 @@ async def curves(
         if not is_metric(name):
             raise InvalidRequest(f"metric={name!r}: {NO_METRIC}")
     query = replace(query, limit=limit)
-    wanted = Wanted(
+    curve_query = CurveQuery(
         metrics=tuple(sorted(set(metric))),
         after_step=after_step,
         until_step=until_step,
-        least=points,
+        min_points=points,
         packed=packed,
     )
 
-    many = context.curves
+    curves = context.curves
 
     def read(known: Versions | None) -> tuple[Curves, Versions]:
         with context.store.read() as tx:
-            items, versions = many.read(tx, query, wanted, known=known)
+            items, versions = curves.read(tx, query, curve_query, known=known)
             total = job_lists.count_fleet(tx, query) if len(versions) >= limit else len(versions)
         return Curves.model_construct(items=items, ids=tuple(versions), total=total, position=""), versions
 
     if wants_events(request):
-        follower = _CurveFollower(read, many.versions_at(since))
+        follower = _CurveFollower(read, curves.find_versions(since))
         return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
     gzipped = "gzip" in request.headers.get("accept-encoding", "")
-    body, position = await run_in_threadpool(_body, read, many)
+    body, position = await run_in_threadpool(_make_body, read, curves)
     tag = f'"{position}{"z" if gzipped else ""}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
     if is_unchanged(request.headers.get("if-none-match", ""), tag):
@@ -273,12 +273,12 @@ async def curves(
     return Response(body, media_type="application/json", headers=headers)
 
 
-def _body(read: Reader, many: ManyCurves) -> tuple[bytes, str]:
+def _make_body(read: Reader, curves: CurveCache) -> tuple[bytes, str]:
     """Make the body, and its position, which is the same for the same content."""
     drawn, versions = read(None)
     body = drawn.model_dump_json().encode()
     position = f"{zlib.crc32(body):08x}{len(body):08x}"
-    many.remember(position, versions)
+    curves.keep_versions(position, versions)
     unplaced = b'"position":""}'
     assert body.endswith(unplaced)
     return body[: -len(unplaced)] + f'"position":"{position}"}}'.encode(), position

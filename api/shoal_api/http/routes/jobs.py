@@ -109,8 +109,8 @@ router = JsonRouter("/v1/jobs", "jobs")
 )
 def submit_job(context: AppContext, owned: Submitted, idempotency_key: IdempotencyKey = None) -> Response:
     """The body is a job spec. The answer is the job, with its address in `Location` and its `ETag`."""
-    surroundings = context.surroundings(owned.note)
-    job, created = submission.submit(context.store, owned.spec, idempotency_key, context.clock(), surroundings)
+    submit_context = context.submit_context(owned.note)
+    job, created = submission.submit(context.store, owned.spec, idempotency_key, context.clock(), submit_context)
     return job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
 
 
@@ -133,7 +133,7 @@ def try_job(
         context.store,
         owned.spec,
         context.clock(),
-        context.surroundings(owned.note),
+        context.submit_context(owned.note),
         uploads=uploads,
         forecast=context.cluster.expected_start,
     )

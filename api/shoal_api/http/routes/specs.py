@@ -36,7 +36,7 @@ from shoal_api.http.problems import BodyTooLarge, InvalidRequest, InvalidSpec, U
 from shoal_api.http.streams import while_connected
 from shoal_service.control.code_archive import CodeArchiveError, check
 from shoal_service.control.planning import MeasuredSteps, PlanAnswer, PlanRequest
-from shoal_service.control.submission import CodeUnknown, check_spec, specs_of, submit_sweep, with_name
+from shoal_service.control.submission import CodeUnknown, check_spec, expand_specs, fill_name, submit_sweep
 from shoal_service.core.access import Permission, Principal
 from shoal_service.core.sweeps import InvalidGrid
 from shoal_service.fleet_views import SweepCurves, SweepSummary, SweepView
@@ -153,7 +153,7 @@ async def create_sweep(
     """Submits a job for each combination of the grid, or for each of `samples` draws, all or none, in one
     transaction. The answer has the jobs in the order of the grid or the draws, and its address is in `Location`.
     The server keeps to the limit and prunes."""
-    sweep = with_name(sweep)
+    sweep = fill_name(sweep)
     owned = await run_in_threadpool(_owned, sweep, caller)
     for job_id in sorted({job.spec.continue_from.job for job in owned if job.spec.continue_from is not None}):
         await require_visible(request, job_id)
@@ -218,13 +218,13 @@ def _require_visible(caller: Principal, project: str, name: str) -> None:
 def _owned(sweep: SweepRequest, caller: Principal) -> list[OwnedSpec]:
     """Return the specs of the jobs, as the principal may submit them. Raises SpecError, InvalidRequest, Forbidden."""
     try:
-        specs = specs_of(sweep)
+        specs = expand_specs(sweep)
     except InvalidGrid as error:
         raise InvalidRequest(str(error)) from None
     return [of_principal(spec, caller) for spec in specs]
 
 
 def _submit(context: Context, name: str, owned: list[OwnedSpec]) -> tuple[SweepView, bool]:
-    jobs = [(job.spec, context.surroundings(job.note)) for job in owned]
+    jobs = [(job.spec, context.submit_context(job.note)) for job in owned]
     ids, created = submit_sweep(context.store, name, jobs, context.clock())
     return context.store.reading(sweep_jobs.view)(owned[0].spec.project, name, ids), created

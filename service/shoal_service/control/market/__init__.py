@@ -1,4 +1,4 @@
-"""What the scheduling policy knows of real jobs: `build` its state, `capacity` of nodes, and the `outlook` beside it.
+"""Markets of real jobs: `build` makes the state that the scheduling policy reads, `outlook` what follows from it.
 
 Called by the control loop in each pass. It reads neither the store nor the cluster, and decides nothing.
 """

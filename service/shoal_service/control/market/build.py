@@ -8,7 +8,6 @@ the cost of a start and a change corrects it (`Measurements`).
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +16,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category
 from shoal_service.core.nodes import Node
-from shoal_service.core.scheduling.facts import facts_of
+from shoal_service.core.scheduling.facts import derive_facts
 from shoal_service.core.scheduling.market import (
     START_S,
     SWITCH_S,
@@ -34,6 +33,7 @@ from shoal_service.planner import HardwareProfile, rank
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import JobStatus
 from shoal_workers.contract import ANY_CLUSTER, MARKET_TYPE_LABEL, SPOT, JobSpec, JobState
+from shoal_workers.recently_used import RecentlyUsed
 
 _PREDICTIONS_PER_PASS = 8
 _NOTHING = WorkerNeed()
@@ -151,8 +151,10 @@ class MarketBuilder:
 
 
 def _work_of(row: DriveRow, measured: JobMeasured) -> tuple[float | None, float]:
-    """Samples that are left, None if that is not known, and samples that are done. Those of a script are in its own
-    unit, in which its speed was measured."""
+    """Return the samples that are left, None if that is not known, and the samples that are done.
+
+    Those of a script are in the unit in which its speed was measured.
+    """
     status, stop = row.status, row.spec.stop
     if stop is None:
         done = float(status.tokens or 0)
@@ -197,7 +199,7 @@ def named_cluster(spec: JobSpec) -> str:
 def standing_of(state: MarketState) -> object:
     """Everything in a state except the progress of its jobs, to compare it with another state. Jobs that have not
     changed give the same object again, which is compared by its identity."""
-    jobs = [facts_of(job).standing(job) for job in state.jobs]
+    jobs = [derive_facts(job).standing(job) for job in state.jobs]
     return jobs, tuple(state.nodes), dict(state.projects), dict(state.users), dict(state.clusters)
 
 
@@ -276,7 +278,7 @@ class Measurements:
         self._start_s = START_S
 
     def observe(self, row: DriveRow, now: float) -> JobMeasured:
-        """Takes a new row, and returns what is known of the job by now. Call it with every new row."""
+        """Take a new row, and return what is known of the job by now. Call it with every new row."""
         job = self._jobs.setdefault(row.id, JobMeasured())
         if job.granted != row.granted_workers:
             if job.granted is not None:
@@ -307,7 +309,7 @@ class Measurements:
             job.rates[status.workers] = rate
 
     def _observe_pause(self, job: JobMeasured, row: DriveRow) -> None:
-        """Notes what the start of a new group, or the change of size before it, has cost."""
+        """Note what the start of a new group, or the change of size before it, has cost."""
         booked = row.status.goodput
         if booked is None:
             return
@@ -327,8 +329,10 @@ class Measurements:
 
 
 def _rate(row: DriveRow) -> float | None:
-    """Samples per second; None if nothing was measured yet, or a script does not report them. The steps of a script or
-    a loop say nothing about its speed: with more workers a step may have more samples."""
+    """Return samples per second; None if nothing was measured yet, or a script does not report them.
+
+    The steps of a script or a loop say nothing about its speed: with more workers a step may have more samples.
+    """
     if row.spec.program is not None:
         return row.status.tokens_per_s or None
     step_s = seconds_per_step(row.status)
@@ -370,21 +374,16 @@ class CurveBook:
 
     def __init__(self, profiles: tuple[HardwareProfile, ...]) -> None:
         self._profiles = profiles
-        self._predicted: OrderedDict[str, ThroughputCurve] = OrderedDict()
+        self._predicted: RecentlyUsed[str, ThroughputCurve] = RecentlyUsed(_REMEMBERED)
 
     def predicted(self, spec: JobSpec, *, may_compute: bool) -> ThroughputCurve | None:
         """The curve; None if it has to be computed, and `may_compute` forbids that now."""
         key = f"{spec.elasticity.max_workers} {spec.model_dump_json(include=_DECIDES)}"
-        if key in self._predicted:
-            self._predicted.move_to_end(key)
-            return self._predicted[key]
-        if not may_compute:
-            return None
-        profile = measured_profile(self._profiles, has_gpu=spec.worker.gpus > 0)
-        self._predicted[key] = predict(spec, profile)
-        if len(self._predicted) > _REMEMBERED:
-            self._predicted.popitem(last=False)
-        return self._predicted[key]
+        curve = self._predicted.get(key)
+        if curve is None and may_compute:
+            curve = predict(spec, measured_profile(self._profiles, has_gpu=spec.worker.gpus > 0))
+            self._predicted.put(key, curve)
+        return curve
 
 
 def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> ThroughputCurve:

@@ -41,8 +41,8 @@ from shoal_workers.contract import (
     WorkerInfo,
     backoff_s,
     changes,
+    find_proof,
     next_generation,
-    proof_for,
 )
 
 
@@ -234,7 +234,7 @@ def _forget_last_group(turn: Turn) -> None:
 
 def demanded_proof(state: Attempt, layout: Layout) -> ProofDemand:
     """Return which proof of its layout the next group needs. The data axes need no plan, so they need no proof."""
-    if not layout.planned_axes or proof_for(layout, state.history.proofs) is not None:
+    if not layout.planned_axes or find_proof(layout, state.history.proofs) is not None:
         return ProofDemand.NONE
     if not isinstance(state.target.spec.parallelism, ParallelismSpec):
         return ProofDemand.REQUIRED

@@ -144,7 +144,7 @@ def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
         least = entry.job.min_workers
         if entry.job.granted or starved_s(entry.job, plan.now) < AGED_AFTER_S or entry.claim.ever < least:
             continue
-        if limit_in_the_way(plan, entry, least) is None:
+        if find_blocking_limit(plan, entry, least) is None:
             return entry
     return None
 
@@ -243,7 +243,7 @@ class _Ways:
             closed = closed_words(plan, job)
             return Obstacle(closed or never_words(plan, entry), is_limit=closed is not None), True
         if claim.has_limits:
-            obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
+            obstacle = find_blocking_limit(plan, entry, job.min_workers - entry.charged)
             if obstacle is not None:
                 return obstacle, True
         missing = job.min_workers - entry.target
@@ -744,9 +744,11 @@ def _turn(plan: Plan, entry: Entry) -> tuple[Precedence, tuple[float, str]]:
     return entry.claim.precedence(plan.num_changes), entry.order
 
 
-def limit_in_the_way(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
-    """The limit of its project and of those above it, of its user or of its sweep that forbids the job `missing` more
-    workers; None if no limit does."""
+def find_blocking_limit(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
+    """Return the limit that forbids the job `missing` more workers; None if no limit does.
+
+    It is that of the job's project or of one above it, of its user, or of its sweep.
+    """
     job, share = entry.job, entry.share
     if share.has_limits and share.room() < missing:
         tightest = share.tightest()

@@ -1,11 +1,11 @@
 """What follows from one job alone: its length, its place in the queue, the workers that its deadline needs.
 
-The control loop passes the same MarketJob again as long as the job has not changed. So `facts_of` derives these numbers
-once and keeps them with that value, and a decision derives them only for jobs that are new or have trained since the
-last one. Nothing here depends on other jobs or on nodes, and a decision is the same whether a number was kept or is
+The control loop passes the same MarketJob again as long as the job has not changed. `derive_facts` derives the facts
+once and keeps them with that value, so a decision derives them only for jobs that are new or have trained since the
+last one. Nothing here depends on other jobs or on nodes, and a decision is the same whether a number was kept or
 derived again. Every estimate uses the job's measured curve.
-Called by the parts of `decide`, by the control loop, which sees from `Facts.standing` what has changed, and by the
-submission, which answers with `verdict` if a deadline cannot be met.
+The control loop sees from `Facts.standing` what has changed; the submission answers with `verdict` if a deadline cannot
+be met.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _claim_key(
     return project, user, sweep, sweep_limit, priority, min_workers, cluster, excluded_clusters, shape_key
 
 
-def facts_of(job: MarketJob) -> Facts:
-    """The facts of a job. They are derived at the first call for this value, and kept with it."""
+def derive_facts(job: MarketJob) -> Facts:
+    """Return the facts of a job: derived at the first call for this value, and kept with it."""
     facts: Facts | None = job.memo
     if facts is None:
         facts = Facts(job)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeAlias
 
-from shoal_service.core.scheduling.facts import AGED_AFTER_S, AGED_UNTIL_S, Facts, facts_of
+from shoal_service.core.scheduling.facts import AGED_AFTER_S, AGED_UNTIL_S, Facts, derive_facts
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT, DEFAULT_USER, MarketJob, MarketState, Project
 from shoal_service.core.scheduling.room import Room, Shape, Sites, count
 
@@ -151,7 +151,7 @@ class Plan:
         """Claims by the Python id of their key, which is as a rule the same object for all that are equal."""
         runs_since, waits_since = now - AGED_UNTIL_S, now - AGED_AFTER_S
         for job in state.jobs:
-            facts = job.memo or facts_of(job)
+            facts = job.memo or derive_facts(job)
             claim = claims.get(id(facts.claim_key))
             if claim is None:
                 claim = claims[id(facts.claim_key)] = self._claim(job, facts)

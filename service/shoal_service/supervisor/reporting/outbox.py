@@ -71,7 +71,7 @@ class Outbox:
             self._changed.notify_all()
 
     def set_status(self, status: JobStatus, workers: tuple[WorkerView, ...]) -> None:
-        """Keeps the newest status. It is sent with the next report; a change of the job's state is a report of its
+        """Keep the newest status. It is sent with the next report; a change of the job's state is a report of its
         own."""
         with self._changed:
             if self._status is None or status.state != self._status.state:
@@ -86,7 +86,7 @@ class Outbox:
             self._changed.notify_all()
 
     def answer(self, stacks: StacksAnswer) -> None:
-        """Keeps the answer, in the place of the last one."""
+        """Keep the answer, in the place of the last one."""
         with self._changed:
             self._seq += 1
             self._stacks = self._seq, stacks
@@ -98,7 +98,7 @@ class Outbox:
         return self._status is not None or self._end is not None
 
     def pull(self, after: int, wait_s: float) -> SupervisorReports:
-        """Waits up to `wait_s` seconds for something newer than `after`, and for the first status; then returns what
+        """Wait up to `wait_s` seconds for something newer than `after`, and for the first status; then return what
         there is."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_reports(after), timeout=wait_s)

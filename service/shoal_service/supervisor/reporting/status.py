@@ -36,7 +36,7 @@ from shoal_workers.contract import (
 _EMA = 0.1
 _DATA_WINDOW_S = 1.0
 """The share of the time that is spent on data is measured over at least this time."""
-_NOTED = (Phase.SAVING, Phase.COMMITTING, Phase.VALIDATING)
+_REPORTED_PHASES = (Phase.SAVING, Phase.COMMITTING, Phase.VALIDATING)
 """What a group does beside its steps; its progress is shown."""
 
 
@@ -72,10 +72,10 @@ class Readings:
 
     def add(self, report: StepReport) -> None:
         fresh = self.step is None or self.step.generation != report.generation or self.step_s is None
-        self.step_s = report.step_s if fresh else (1 - _EMA) * (self.step_s or 0.0) + _EMA * report.step_s
+        self.step_s = _average(None if fresh else self.step_s, report.step_s)
         if report.compute_s and report.step_s > 0:
-            waiting = 1 - sum(report.compute_s) / len(report.compute_s) / report.step_s
-            self.communication_share = _mean(None if fresh else self.communication_share, min(1.0, max(0.0, waiting)))
+            waiting = min(1.0, max(0.0, 1 - sum(report.compute_s) / len(report.compute_s) / report.step_s))
+            self.communication_share = _average(None if fresh else self.communication_share, waiting)
         self.step = report
 
     def add_progress(self, index: int, progress: Progress) -> None:
@@ -86,20 +86,19 @@ class Readings:
             self.data_shares.pop(index, None)
         elif (elapsed_s := progress.at - mark.at) >= _DATA_WINDOW_S:
             share = min(1.0, max(0.0, (progress.data_s - mark.data_s) / elapsed_s))
-            self.data_shares[index] = _mean(self.data_shares.get(index), share)
+            self.data_shares[index] = _average(self.data_shares.get(index), share)
             self.data_marks[index] = progress
 
     def data_share(self, group: tuple[int, ...]) -> float | None:
-        """Share of its time that one worker of the group spends on data: the worker that spends most, since the others
-        wait for it."""
+        """Return the largest share of its time that a worker of the group spends on data; the others wait for it."""
         return max((self.data_shares[index] for index in group if index in self.data_shares), default=None)
 
 
-def _mean(before: float | None, newest: float) -> float:
+def _average(before: float | None, newest: float) -> float:
     return newest if before is None else (1 - _EMA) * before + _EMA * newest
 
 
-def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: float) -> JobStatus:
+def make_status(state: Attempt, readings: Readings, *, spec_version: int, now: float) -> JobStatus:
     report, validation = readings.step, readings.validation
     wait = find_wait(state)
     keeps_snapshots = all(item.only_copies for item in state.progress.stopped.values())
@@ -108,8 +107,8 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
     newest = CheckpointName.parse(state.checkpoints.newest or state.checkpoints.expected or "")
     return JobStatus(
         state=job_state(state),
-        reason=_reason(state),
-        message=_message(state, now),
+        reason=_choose_reason(state),
+        message=_describe_obstacle(state, now),
         deadline=wait.until if wait else None,
         observed_generation=spec_version,
         attempt=state.config.attempt,
@@ -118,7 +117,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         desired_workers=state.target.granted,
         layout=readings.layout,
         layout_reason=readings.layout_reason,
-        step=_step(state, report),
+        step=_count_steps(state, report),
         total_steps=state.history.total_steps,
         loss=report.loss if report else None,
         val_loss=validation.loss if validation else None,
@@ -126,8 +125,8 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         best=state.history.standing,
         val_metrics=validation.metrics if validation else {},
         val_bits_per_byte=validation.bits_per_byte if validation else None,
-        tokens_per_s=_tokens_per_s(readings),
-        tokens=_tokens(state, report),
+        tokens_per_s=_compute_tokens_per_s(readings),
+        tokens=_count_tokens(state, report),
         grad_norm=report.grad_norm if report else None,
         lr=report.lr if report else None,
         step_s=readings.step_s,
@@ -142,39 +141,39 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         num_parameters=readings.num_parameters,
         proofs=state.history.proofs,
         eta_s=left * readings.step_s if left and readings.step_s else None,
-        note=_note(state, readings, wait, now),
-        conditions=_conditions(state, readings, now),
+        note=_describe_progress(state, readings, wait, now),
+        conditions=_make_conditions(state, readings, now),
         goodput=goodput.show(state.ledger),
         refused_calls=sum(readings.refused_calls.values()),
         snapshot_every_steps=readings.snapshots.every_steps if readings.snapshots and keeps_snapshots else None,
         snapshot_share=readings.snapshots.share if readings.snapshots else None,
         node_loss=node_loss_bound(state),
         worker_loss=worker_loss_bound(state),
-        code=_code(state),
+        code=_make_code_view(state),
     )
 
 
-def _step(state: Attempt, report: StepReport | None) -> int:
-    """Completed steps. A script may report its last step after it has ended, when no decision counts it any more."""
+def _count_steps(state: Attempt, report: StepReport | None) -> int:
+    """Count completed steps, also the last one of a script, which may report it after its end."""
     is_of_the_group = report is not None and report.generation == state.group.generation
     return max(state.progress.step, report.step) if is_of_the_group and report is not None else state.progress.step
 
 
-def _tokens_per_s(readings: Readings) -> float | None:
+def _compute_tokens_per_s(readings: Readings) -> float | None:
     report = readings.step
     if report is None or report.tokens is None or not readings.step_s:
         return None
     return report.tokens / readings.step_s
 
 
-def _tokens(state: Attempt, report: StepReport | None) -> int | None:
-    """Tokens of all steps; None if a script does not report how many a step has."""
+def _count_tokens(state: Attempt, report: StepReport | None) -> int | None:
+    """Count the tokens of all steps; None if a script does not report them."""
     if report is None:
         return None if state.target.is_script else 0
-    return None if report.tokens is None else report.tokens * _step(state, report)
+    return None if report.tokens is None else report.tokens * _count_steps(state, report)
 
 
-def _code(state: Attempt) -> CodeView | None:
+def _make_code_view(state: Attempt) -> CodeView | None:
     code = state.code
     if not code.current:
         return None
@@ -184,8 +183,10 @@ def _code(state: Attempt) -> CodeView | None:
 
 
 def job_state(state: Attempt) -> JobState:
-    """The job state that a user sees, from the stage of the attempt. An attempt that saves and ends is never shown as
-    running again: its end is stored after its last status."""
+    """Return the job state that a user sees, from the stage of the attempt.
+
+    An attempt that saves and ends is never shown as running again: its end is stored after its last status.
+    """
     if state.target.ends_saved:
         return JobState.PAUSING
     match state.stage:
@@ -208,13 +209,16 @@ def job_state(state: Attempt) -> JobState:
             return JobState.RUNNING
 
 
-def workers_of(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
-    return tuple(_worker(state, readings, worker) for worker in state.pool.workers)
+def make_worker_views(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
+    return tuple(_make_worker_view(state, readings, worker) for worker in state.pool.workers)
 
 
-def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentView:
-    """An incident as users see it. `closed_at`: end of the first completed step of the next generation; None while the
-    incident is open."""
+def make_incident_view(incident: Incident, *, closed_at: float | None) -> IncidentView:
+    """Make the view of an incident.
+
+    Args:
+        closed_at: end of the first completed step of the next generation; None while the incident is open.
+    """
     before, after = incident.before, incident.after
     return IncidentView(
         id=incident.id,
@@ -246,13 +250,13 @@ def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentVie
     )
 
 
-def _worker(state: Attempt, readings: Readings, worker: Worker) -> WorkerView:
+def _make_worker_view(state: Attempt, readings: Readings, worker: Worker) -> WorkerView:
     progress = readings.progress.get(worker.index)
     info = worker.info
     return WorkerView(
         worker_id=worker.worker_id,
         rank=state.group.rank_of(worker.index) if state.group_active else None,
-        state=_worker_state(state, worker),
+        state=_find_worker_state(state, worker),
         node_id=info.node_id if info else "",
         node_ip=info.node_ip if info else "",
         pid=info.pid if info else 0,
@@ -263,7 +267,7 @@ def _worker(state: Attempt, readings: Readings, worker: Worker) -> WorkerView:
     )
 
 
-def _worker_state(state: Attempt, worker: Worker) -> WorkerState:
+def _find_worker_state(state: Attempt, worker: Worker) -> WorkerState:
     if worker.in_run:
         return WorkerState.TRAINING
     if not worker.warm:
@@ -271,7 +275,7 @@ def _worker_state(state: Attempt, worker: Worker) -> WorkerState:
     return WorkerState.WARM if placement.find_leave(state, worker) is None else WorkerState.STOPPING
 
 
-def _reason(state: Attempt) -> str:
+def _choose_reason(state: Attempt) -> str:
     match state.stage:
         case Stage.WAITING if waiting_until(state) is None:
             return "min_workers_unreachable" if state.num_usable < state.target.min_workers else "backing_off"
@@ -283,8 +287,8 @@ def _reason(state: Attempt) -> str:
             return str(state.incident.cause) if state.incident else ""
 
 
-def _message(state: Attempt, now: float) -> str:
-    """Says what the attempt waits for: the reason of the decision that forms the group, otherwise what went wrong."""
+def _describe_obstacle(state: Attempt, now: float) -> str:
+    """Return the reason of the decision that forms the group, else what went wrong."""
     if state.target.server_stops:
         return "The server stops: the job saves its state and returns to the queue."
     if state.target.moves_to:
@@ -300,14 +304,16 @@ def _message(state: Attempt, now: float) -> str:
     return state.incident.message if state.incident else ""
 
 
-def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> str:
-    """Says what the attempt waits for, and what the workers that it waits for report of their progress. While a group
-    trains, it says what the group saves or validates, that it stands still, or why it is small."""
+def _describe_progress(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> str:
+    """Describe what the attempt waits for, with the progress that those workers report.
+
+    While a group trains, describe what it saves or validates, that it stands still, or why it is small.
+    """
     if wait is None:
-        still, short = hangs.standstill(state, now), shortage(state, now)
+        still, short = hangs.standstill(state, now), find_shortage(state, now)
         ranks = state.group.ranks
         group = [p for i, p in readings.progress.items() if i in ranks]
-        busy_with = next((p.note for p in group if p.phase in _NOTED and p.note), "")
+        busy_with = next((p.note for p in group if p.phase in _REPORTED_PHASES and p.note), "")
         if state.stage is not Stage.RUNNING:
             return ""
         if still:
@@ -319,16 +325,16 @@ def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> 
     return f"{notes[0]}; waits for {wait.message}" if notes else f"waits for {wait.message}"
 
 
-def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Condition, ...]:
-    have = len(state.group.workers) if state.group_active else 0
-    short, still = shortage(state, now), hangs.standstill(state, now)
+def _make_conditions(state: Attempt, readings: Readings, now: float) -> tuple[Condition, ...]:
+    num_workers = len(state.group.workers) if state.group_active else 0
+    short, still = find_shortage(state, now), hangs.standstill(state, now)
     why = f": {short.message}" if short is not None and short.message else ""
     conditions = (
         Condition(
             type=ConditionType.WORKERS_READY,
             status=short is None,
             reason="AllWorkers" if short is None else short.reason,
-            message=f"{have} of {count_text(state.target.granted, 'granted worker')} in the group{why}",
+            message=f"{num_workers} of {count_text(state.target.granted, 'granted worker')} in the group{why}",
             since=state.current.since,
         ),
         Condition(
@@ -343,27 +349,27 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
         return conditions
     return (
         *conditions,
-        _snapshots_condition(state),
+        _make_snapshots_condition(state),
         Condition(
             type=ConditionType.CHECKPOINT_HEALTHY,
             status=readings.checkpoint_error is None,
-            reason=_checkpoint_reason(readings),
+            reason=_choose_checkpoint_reason(readings),
             message=readings.checkpoint_error or "",
             since=readings.checkpoint_error_since,
         ),
     )
 
 
-def with_since(conditions: tuple[Condition, ...], before: tuple[Condition, ...], now: float) -> tuple[Condition, ...]:
-    """Adds the time at which each status last changed. `before`: the conditions that were shown last."""
+def keep_since(conditions: tuple[Condition, ...], before: tuple[Condition, ...], now: float) -> tuple[Condition, ...]:
+    """Add the time at which each status last changed. `before`: the conditions that were reported last."""
     known = {condition.type: condition for condition in before}
     return tuple(
-        condition.model_copy(update={"since": _since(condition, known.get(condition.type), now)})
+        condition.model_copy(update={"since": _date_change(condition, known.get(condition.type), now)})
         for condition in conditions
     )
 
 
-def _since(condition: Condition, before: Condition | None, now: float) -> float:
+def _date_change(condition: Condition, before: Condition | None, now: float) -> float:
     if before is None:
         return condition.since or now
     if before.status == condition.status:
@@ -372,7 +378,7 @@ def _since(condition: Condition, before: Condition | None, now: float) -> float:
     return now if condition.status or condition.since <= before.since else condition.since
 
 
-def _snapshots_condition(state: Attempt) -> Condition:
+def _make_snapshots_condition(state: Attempt) -> Condition:
     stopped = sorted(state.progress.stopped.values(), key=lambda item: item.rank)
     if not stopped:
         reason = "Keeping" if state.target.keeps_snapshots else "TurnedOff"
@@ -388,7 +394,7 @@ def _snapshots_condition(state: Attempt) -> Condition:
     )
 
 
-def _checkpoint_reason(readings: Readings) -> str:
+def _choose_checkpoint_reason(readings: Readings) -> str:
     if readings.checkpoint_error is None:
         return "Saving"
     return "StorageStalled" if readings.is_storage_stalled else "SaveFailed"
@@ -401,15 +407,22 @@ class Shortage:
     message: str
 
 
-def shortage(state: Attempt, now: float) -> Shortage | None:
-    """Why the group has fewer workers than were granted; None if it has all. All reasons that apply are named, and the
-    first one is the code."""
-    have = len(state.group.workers) if state.group_active else 0
-    if have >= state.target.granted:
+def find_shortage(state: Attempt, now: float) -> Shortage | None:
+    """Return why the group has fewer workers than were granted; None if it has all.
+
+    The message names all reasons that apply, and the first one is the code.
+    """
+    num_workers = len(state.group.workers) if state.group_active else 0
+    if num_workers >= state.target.granted:
         return None
-    outside = [worker for worker in state.pool.workers if worker.index not in state.group.ranks or not have]
-    conditions = [*_silent(outside), *_leaving(state, outside), *_starting(outside), *_idle(state, outside, have, now)]
-    num_missing = state.target.granted - have - len(outside)
+    outside = [worker for worker in state.pool.workers if worker.index not in state.group.ranks or not num_workers]
+    conditions = [
+        *_find_silent(outside),
+        *_find_leaving(state, outside),
+        *_find_starting(outside),
+        *_find_idle(state, outside, num_workers, now),
+    ]
+    num_missing = state.target.granted - num_workers - len(outside)
     if num_missing > 0 and not conditions:
         conditions.append(Shortage("NotStarted", f"{count_text(num_missing, 'worker')} not started yet"))
     if not conditions:
@@ -417,9 +430,11 @@ def shortage(state: Attempt, now: float) -> Shortage | None:
     return Shortage(conditions[0].reason, "; ".join(condition.message for condition in conditions))
 
 
-def _silent(outside: Sequence[Worker]) -> list[Shortage]:
-    """The shortage that each silent node causes. A worker whose node answers again has still to leave the generation
-    that went on without it."""
+def _find_silent(outside: Sequence[Worker]) -> list[Shortage]:
+    """Return the shortage that each silent node causes.
+
+    A worker whose node answers again has still to leave the generation that went on without it.
+    """
     by_node: dict[str, list[Worker]] = {}
     for worker in outside:
         if worker.left_out is not None and worker.info is not None:
@@ -430,33 +445,33 @@ def _silent(outside: Sequence[Worker]) -> list[Shortage]:
     ]
 
 
-def _leaving(state: Attempt, outside: Sequence[Worker]) -> list[Shortage]:
+def _find_leaving(state: Attempt, outside: Sequence[Worker]) -> list[Shortage]:
     leaves = [leave for worker in outside if (leave := placement.find_leave(state, worker)) is not None]
     reason = leaves[0].reason if leaves else ""
     return [Shortage("Leaving", f"{count_text(len(leaves), 'worker')} about to leave ({reason})")] if leaves else []
 
 
-def _starting(outside: Sequence[Worker]) -> list[Shortage]:
+def _find_starting(outside: Sequence[Worker]) -> list[Shortage]:
     number = sum(not worker.warm for worker in outside)
     if not number:
         return []
     return [Shortage("Starting", f"{count_text(number, 'worker')} starting, or waiting for room on a node")]
 
 
-def _idle(state: Attempt, outside: Sequence[Worker], have: int, now: float) -> list[Shortage]:
-    """Why workers that are warm are not used."""
+def _find_idle(state: Attempt, outside: Sequence[Worker], num_workers: int, now: float) -> list[Shortage]:
+    """Return why warm workers are not used."""
     idle = [w for w in outside if w.is_usable and placement.find_leave(state, w) is None]
     if not idle or not isinstance(state.current, Running):
         return []
     number = count_text(len(idle), "worker")
     kept = state.current.kept_layout_for
     layout = state.group.layout.describe() if state.group.layout is not None else ""
-    if kept is not None and kept.num_workers > have:
+    if kept is not None and kept.num_workers > num_workers:
         return [
             Shortage(
                 "LayoutUsesFewer",
                 f"{number} idle: for {count_text(kept.num_workers, 'worker')} the planner's layout is "
-                f"{layout}, which uses {have} of "
+                f"{layout}, which uses {num_workers} of "
                 "them; `shoal plan` shows why, and `parallelism` of the spec overrides it",
             )
         ]

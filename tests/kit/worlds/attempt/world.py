@@ -34,7 +34,7 @@ from shoal_service.core.attempt.messages import (
 )
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.supervisor.reporting.status import incident_view
+from shoal_service.supervisor.reporting.status import make_incident_view
 from shoal_service.views import IncidentView
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
@@ -377,7 +377,7 @@ class World(Commanded):
         """The last that was shown of each."""
         return list(
             {
-                c.incident.id: incident_view(c.incident, closed_at=c.closed_at)
+                c.incident.id: make_incident_view(c.incident, closed_at=c.closed_at)
                 for c in self.commands
                 if isinstance(c, ShowIncident)
             }.values()

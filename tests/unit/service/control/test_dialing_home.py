@@ -61,7 +61,7 @@ class Link:
         self.asked.append(after)
         return self.answers.get()
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         self.answers.put(DirectiveAnswer(number=self.asked[-1] if self.asked else 0))
 
 

@@ -14,14 +14,14 @@ from shoal_service.core.sweeps import (
     Method,
     Rule,
     best_so_far,
-    combinations,
-    document_of,
-    draws,
-    labels_of,
+    combine,
+    draw,
+    make_document,
+    make_labels,
+    make_rule,
     parse_axis,
     parse_interval,
     rank,
-    rule_of,
     step_to_compare,
     verdict,
 )
@@ -39,34 +39,34 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 def test_every_combination_is_one_job() -> None:
-    found = combinations([("optimizer.lr", ("1", "2")), ("seed", ("3", "4", "5"))])
-    assert len(found) == 6 and found[1] == {"optimizer.lr": "1", "seed": "4"}
+    choices = combine([("optimizer.lr", ("1", "2")), ("seed", ("3", "4", "5"))])
+    assert len(choices) == 6 and choices[1] == {"optimizer.lr": "1", "seed": "4"}
 
 
 def test_a_key_twice_and_too_many_jobs_are_refused() -> None:
     with pytest.raises(InvalidGrid, match="names seed twice"):
-        combinations([("seed", ("1",)), ("seed", ("2",))])
+        combine([("seed", ("1",)), ("seed", ("2",))])
     with pytest.raises(InvalidGrid, match="2,500 combinations"):
-        combinations([("a", tuple(map(str, range(50)))), ("b", tuple(map(str, range(50))))])
+        combine([("a", tuple(map(str, range(50)))), ("b", tuple(map(str, range(50))))])
 
 
 def test_a_label_is_the_last_part_of_a_key_where_that_is_unique() -> None:
-    assert labels_of({"optimizer.lr": "3e-4", "seed": "1"}) == {"lr": "3e-4", "seed": "1"}
-    assert labels_of({"model.dim": "8", "data.dim": "'9'"}) == {"model.dim": "8", "data.dim": "9"}
-    assert labels_of({"data.sweep": "8"}) == {"data.sweep": "8"}
+    assert make_labels({"optimizer.lr": "3e-4", "seed": "1"}) == {"lr": "3e-4", "seed": "1"}
+    assert make_labels({"model.dim": "8", "data.dim": "'9'"}) == {"model.dim": "8", "data.dim": "9"}
+    assert make_labels({"data.sweep": "8"}) == {"data.sweep": "8"}
 
 
 def test_a_document_has_the_values_at_their_paths_and_the_shared_one_stays() -> None:
     shared = {"optimizer": {"lr": 1, "name": "adam"}}
-    found = document_of(shared, {"optimizer.lr": 2, "model.layers": [3]})
-    assert found == {"optimizer": {"lr": 2, "name": "adam"}, "model": {"layers": [3]}}
+    document = make_document(shared, {"optimizer.lr": 2, "model.layers": [3]})
+    assert document == {"optimizer": {"lr": 2, "name": "adam"}, "model": {"layers": [3]}}
     assert shared == {"optimizer": {"lr": 1, "name": "adam"}}
 
 
 @pytest.mark.parametrize("path", ["a..b", "", "name", "sweep.limit", "project", "optimizer.lr.x"])
 def test_a_path_that_cannot_be_varied_is_refused(path: str) -> None:
     with pytest.raises(InvalidGrid, match="grid: "):
-        document_of({"optimizer": {"lr": 1}}, {path: 1})
+        make_document({"optimizer": {"lr": 1}}, {path: 1})
 
 
 LISTS = {"optimizer.name": ("adam", "sgd")}
@@ -74,16 +74,16 @@ INTERVALS = {"optimizer.lr": Interval(1e-5, 1e-1, is_log=True), "model.layers": 
 
 
 def test_a_draw_depends_on_its_number_and_not_on_how_many_there_are() -> None:
-    few, many = (draws(LISTS, INTERVALS, samples=number, seed=7) for number in (5, 50))
-    assert many[:5] == few and draws(LISTS, INTERVALS, samples=5, seed=8) != few
-    assert {one["optimizer.name"] for one in many} == {"adam", "sgd"}
-    assert {one["model.layers"] for one in many} == {"2", "3", "4", "5"}
+    few, many = (draw(LISTS, INTERVALS, samples=number, seed=7) for number in (5, 50))
+    assert many[:5] == few and draw(LISTS, INTERVALS, samples=5, seed=8) != few
+    assert {choice["optimizer.name"] for choice in many} == {"adam", "sgd"}
+    assert {choice["model.layers"] for choice in many} == {"2", "3", "4", "5"}
 
 
 def test_a_logarithmic_range_has_as_many_values_in_each_order_of_magnitude() -> None:
     rates = [
-        float(one["optimizer.lr"])
-        for one in draws({}, {"optimizer.lr": INTERVALS["optimizer.lr"]}, samples=400, seed=0)
+        float(choice["optimizer.lr"])
+        for choice in draw({}, {"optimizer.lr": INTERVALS["optimizer.lr"]}, samples=400, seed=0)
     ]
     below = [sum(rate < bound for rate in rates) for bound in (1e-4, 1e-3, 1e-2)]
     assert all(abs(number - 100 * place) < 50 for place, number in enumerate(below, 1)) and min(rates) >= 1e-5
@@ -92,16 +92,16 @@ def test_a_logarithmic_range_has_as_many_values_in_each_order_of_magnitude() -> 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.booleans(), st.integers(0, 2**53))
 def test_each_drawn_number_is_within_its_range(low: float, width: float, is_whole: bool, seed: int) -> None:
     low, high = (float(round(low)), float(round(low) + round(width) + 1)) if is_whole else (low, low + width)
-    [one] = draws({}, {"a": Interval(low, high, is_whole=is_whole)}, samples=1, seed=seed)
+    [choice] = draw({}, {"a": Interval(low, high, is_whole=is_whole)}, samples=1, seed=seed)
     spread = 0 if is_whole else 1e-3 * max(abs(low), abs(high))  # four significant digits
-    assert low - spread <= float(one["a"]) <= high + spread
+    assert low - spread <= float(choice["a"]) <= high + spread
 
 
 def test_no_set_of_values_is_drawn_twice_and_too_many_are_refused() -> None:
     lists = {"seed": ("1", "2"), "name": ("a", "b")}
-    assert len({tuple(one.items()) for one in draws(lists, {}, samples=4, seed=1)}) == 4
+    assert len({tuple(choice.items()) for choice in draw(lists, {}, samples=4, seed=1)}) == 4
     with pytest.raises(InvalidGrid, match="samples is 5, and 500 draws gave only 4 different"):
-        draws(lists, {}, samples=5, seed=1)
+        draw(lists, {}, samples=5, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_no_set_of_values_is_drawn_twice_and_too_many_are_refused() -> None:
 )
 def test_a_range_without_values_is_refused(interval: Interval, words: str) -> None:
     with pytest.raises(InvalidGrid, match=f"ranges.lr: .*{words}"):
-        draws({}, {"lr": interval}, samples=1, seed=0)
+        draw({}, {"lr": interval}, samples=1, seed=0)
 
 
 def test_a_key_with_a_list_and_a_range_is_refused() -> None:
     with pytest.raises(InvalidGrid, match="Leave one of the two out"):
-        draws({"lr": ("1", "2")}, {"lr": Interval(1, 2)}, samples=1, seed=0)
+        draw({"lr": ("1", "2")}, {"lr": Interval(1, 2)}, samples=1, seed=0)
 
 
 def test_a_range_is_read_from_the_command_line() -> None:
@@ -145,8 +145,8 @@ RULE = Rule(Measure.VALIDATION, every_steps=25, warmup_steps=50)
 
 
 def test_validation_is_compared_where_there_is_one_and_otherwise_the_training_loss() -> None:
-    assert rule_of(25, 50) == RULE
-    assert rule_of(None, 50) == Rule(Measure.TRAINING, AVERAGED_STEPS, 50)
+    assert make_rule(25, 50) == RULE
+    assert make_rule(None, 50) == Rule(Measure.TRAINING, AVERAGED_STEPS, 50)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_the_step_is_the_last_one_that_two_others_have_reached(reached: dict[str
 
 
 def test_a_job_worse_than_the_median_of_the_others_is_ended_with_the_numbers() -> None:
-    found = verdict("me", 75, {"me": 3.2, "a": 2.0, "b": 2.9, "c": 4.0}, RULE)
-    assert found is not None
-    assert (found.step, found.value, found.median, found.num_others) == (75, 3.2, 2.9, 3)
+    decision = verdict("me", 75, {"me": 3.2, "a": 2.0, "b": 2.9, "c": 4.0}, RULE)
+    assert decision is not None
+    assert (decision.step, decision.value, decision.median, decision.num_others) == (75, 3.2, 2.9, 3)
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,22 @@ def test_the_rungs_are_the_warm_up_times_powers_of_the_reduction(reached: int, r
 
 
 def test_a_rung_is_a_step_at_which_there_is_a_value() -> None:
-    rule = rule_of(None, 20, Method.HALVING, 2)
+    rule = make_rule(None, 20, Method.HALVING, 2)
     rungs = {step_to_compare("me", {"me": reached}, rule) for reached in range(8, 200, 8)}
     assert rungs == {None, 24, 40, 80, 160}
 
 
 def test_a_job_that_does_not_pass_a_rung_is_ended_with_the_numbers() -> None:
     values = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
-    found = verdict("c", 50, values, HALVING)
-    assert found is not None
-    assert (found.step, found.value, found.median, found.num_others, found.num_kept) == (50, 3.0, 2.0, 3, 2)
+    decision = verdict("c", 50, values, HALVING)
+    assert decision is not None
+    assert (decision.step, decision.value, decision.median, decision.num_others, decision.num_kept) == (
+        50,
+        3.0,
+        2.0,
+        3,
+        2,
+    )
     assert [job for job in values if verdict(job, 50, values, HALVING)] == ["c", "d"]
 
 
@@ -241,12 +247,12 @@ def test_in_any_order_of_arrival_the_best_job_of_a_sweep_reaches_the_end() -> No
         reached: dict[str, int] = {}
         ended: set[str] = set()
         for rung in rungs:
-            for job in (one for one in order if one not in ended):
+            for job in (name for name in order if name not in ended):
                 reached[job] = rung
-                for other in [one for one in reached if one not in ended]:
+                for other in [name for name in reached if name not in ended]:
                     at = step_to_compare(other, reached, HALVING)
                     assert at is not None
-                    there = {one: losses[one] for one, step in reached.items() if step >= at}
+                    there = {name: losses[name] for name, step in reached.items() if step >= at}
                     if verdict(other, at, there, HALVING):
                         ended.add(other)
         assert "job-0" not in ended and len(ended) >= 6, (first, ended)

@@ -23,7 +23,7 @@ from shoal_workers.contract.layout import (
     micro_batches_fed,
     plain,
 )
-from shoal_workers.contract.proofs import is_refused, kind_of
+from shoal_workers.contract.proofs import is_refused
 from shoal_workers.contract.spec import JobSpec, plan_of
 
 
@@ -48,12 +48,12 @@ def _all(spec: JobSpec, world: int, fixed: ParallelismSpec | None = None) -> Any
 @given(st.integers(1, 64), st.sampled_from([0, 6, 8]), st.integers(1, 9), st.integers(1, 20))
 def test_each_layout_is_legal_and_fills_its_world(world: int, experts: int, layers: int, micro_batches: int) -> None:
     spec = _spec(experts, layers, micro_batches)
-    found = _all(spec, world)
-    for place in {*range(0, len(found), max(1, len(found) // 40))}:
-        layout = found.layout(place)
+    table = _all(spec, world)
+    for place in {*range(0, len(table), max(1, len(table) // 40))}:
+        layout = table.layout(place)
         assert layout.world_size == world
         assert violations(layout, spec, plan_of(spec)) == ()
-        assert micro_batches_fed(layout, micro_batches) == found.fed[place]
+        assert micro_batches_fed(layout, micro_batches) == table.fed[place]
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,15 @@ def test_each_layout_is_legal_and_fills_its_world(world: int, experts: int, laye
 )
 def test_layouts_that_use_all_that_a_refused_one_uses_are_left_out_and_no_others(refused: Layout) -> None:
     spec = _spec(8)
-    shape, kinds = shape_of(spec), (kind_of(refused),)
+    shape, features = shape_of(spec), (refused.features,)
     assert shape is not None
-    limits = Limits(legal_degrees(spec, plan_of(spec)), spec.batch.num_micro_batches, 8, refused=kinds)
+    limits = Limits(legal_degrees(spec, plan_of(spec)), spec.batch.num_micro_batches, 8, refused=features)
     table = candidates(shape, limits, [8])
-    found = {table.layout(place) for place in range(len(table))}
+    layouts = {table.layout(place) for place in range(len(table))}
     everything = _all(spec, 8)
-    assert found == {one for one in _rows(everything) if not is_refused(one, (refused,))} != _rows(everything)
+    assert (
+        layouts == {layout for layout in _rows(everything) if not is_refused(layout, (refused,))} != _rows(everything)
+    )
 
 
 def test_plain_replicas_that_were_refused_are_left_out_and_nothing_else() -> None:
@@ -85,9 +87,9 @@ def test_plain_replicas_that_were_refused_are_left_out_and_nothing_else() -> Non
     assert shape is not None
     limits = Limits(legal_degrees(spec, plan_of(spec)), spec.batch.num_micro_batches, 8, may_be_plain=True)
     every = candidates(shape, limits, [8])
-    table = candidates(shape, replace(limits, refused=(kind_of(plain(2)),)), [8])
+    table = candidates(shape, replace(limits, refused=(plain(2).features,)), [8])
     assert plain(8) in _rows(every)
-    assert _rows(table) == {one for one in _rows(every) if one.shard is not ShardLevel.NONE}
+    assert _rows(table) == {layout for layout in _rows(every) if layout.shard is not ShardLevel.NONE}
 
 
 def _rows(table: Any) -> set[Layout]:
@@ -95,25 +97,25 @@ def _rows(table: Any) -> set[Layout]:
 
 
 def test_no_layout_occurs_twice() -> None:
-    found = _all(_spec(8), 16)
-    layouts = [found.layout(place) for place in range(len(found))]
+    table = _all(_spec(8), 16)
+    layouts = [table.layout(place) for place in range(len(table))]
     assert len(set(layouts)) == len(layouts) > 100
 
 
 def test_a_product_of_all_five_axes_is_there() -> None:
-    found = _all(_spec(8), 32)
-    five = (found.pp > 1) & (found.dp_replicate > 1) & (found.dp_shard > 1) & (found.cp > 1) & (found.tp > 1)
-    assert np.any(five & (found.ep > 1))
-    for values, column in ((SCHEDULES, found.schedule), (RECOMPUTES, found.recompute), (CONTEXTS, found.context)):
+    table = _all(_spec(8), 32)
+    five = (table.pp > 1) & (table.dp_replicate > 1) & (table.dp_shard > 1) & (table.cp > 1) & (table.tp > 1)
+    assert np.any(five & (table.ep > 1))
+    for values, column in ((SCHEDULES, table.schedule), (RECOMPUTES, table.recompute), (CONTEXTS, table.context)):
         assert set(column) == set(range(len(values)))
-    assert set(found.level) == set(range(len(LEVELS))) - {LEVELS.index(ShardLevel.NONE)}
+    assert set(table.level) == set(range(len(LEVELS))) - {LEVELS.index(ShardLevel.NONE)}
 
 
 def test_choices_without_effect_are_not_varied() -> None:
-    found = _all(_spec(), 4)
-    assert set(found.schedule[found.pp == 1]) == {SCHEDULES.index(Schedule.ONE_F_ONE_B)}
-    assert set(found.context[found.cp == 1]) == {CONTEXTS.index(ContextMethod.ALL_GATHER)}
-    assert set(found.level[(found.shards == 1) | (found.pp > 1)]) == {LEVELS.index(ShardLevel.OPTIMIZER)}
+    table = _all(_spec(), 4)
+    assert set(table.schedule[table.pp == 1]) == {SCHEDULES.index(Schedule.ONE_F_ONE_B)}
+    assert set(table.context[table.cp == 1]) == {CONTEXTS.index(ContextMethod.ALL_GATHER)}
+    assert set(table.level[(table.shards == 1) | (table.pp > 1)]) == {LEVELS.index(ShardLevel.OPTIMIZER)}
 
 
 def test_fixed_choices_are_kept() -> None:
@@ -125,9 +127,9 @@ def test_fixed_choices_are_kept() -> None:
         recompute=Recompute.FULL,
         context=ContextMethod.ULYSSES,
     )
-    found = _all(_spec(), 8, fixed)
-    assert len(found) == 1
-    layout = found.layout(0)
+    table = _all(_spec(), 8, fixed)
+    assert len(table) == 1
+    layout = table.layout(0)
     assert (layout.pp, layout.tp, layout.dp_shard, layout.dp_replicate) == (2, 2, 2, 1)
     assert (layout.schedule, layout.shard, layout.recompute) == (Schedule.GPIPE, ShardLevel.FULL, Recompute.FULL)
 

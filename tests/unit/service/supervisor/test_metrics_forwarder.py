@@ -91,24 +91,24 @@ async def test_a_worker_keeps_a_report_until_its_point_is_logged_so_a_restarted_
 
 
 def test_the_backlog_is_bounded_and_counts_what_it_drops() -> None:
-    backlog = MetricBacklog(is_used=True, most=3)
+    backlog = MetricBacklog(has_hook=True, max_points=3)
     for step in range(1, 6):
         backlog.add(point(step))
-    assert [one.seq for one in backlog.first(10)] == [3, 4, 5] and backlog.num_dropped == 2
+    assert [point.seq for point in backlog.read_oldest(10)] == [3, 4, 5] and backlog.num_dropped == 2
     assert (backlog.added, backlog.settled) == (5, 2)
-    backlog.logged(4)
+    backlog.drop_logged(4)
     assert (backlog.num_waiting, backlog.settled) == (1, 4)
-    backlog.logged(5)
+    backlog.drop_logged(5)
     assert backlog.settled == 5
-    unused = MetricBacklog(is_used=False)
+    unused = MetricBacklog(has_hook=False)
     unused.add(point(1))
     assert (unused.added, unused.settled, unused.num_waiting) == (0, 0, 0)
 
 
 def test_a_value_that_is_not_finite_is_left_out() -> None:
-    backlog = MetricBacklog(is_used=True)
+    backlog = MetricBacklog(has_hook=True)
     backlog.add(point(1).model_copy(update={"loss": float("nan"), "metrics": {"accuracy": 0.5}}))
-    [only] = backlog.first(1)
+    [only] = backlog.read_oldest(1)
     assert "loss" not in only.values and only.values["metrics/accuracy"] == 0.5 and only.values["lr"] == 0.1
 
 

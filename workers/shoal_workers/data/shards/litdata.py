@@ -215,7 +215,7 @@ def _tensor(raw: bytes, dtype_number: int, shape: tuple[int, ...] | None) -> Any
 
 
 def _nested(raw: bytes) -> Any:
-    """Lists and dictionaries that are one leaf: JSON, or, in newer releases, LitData's own tags."""
+    """Decode lists and dictionaries that are one leaf: JSON, or, in newer releases, LitData's own tags."""
     if not raw or raw[0] > 0x20:
         return json.loads(raw)
     return _tagged(raw, 0)[0]

@@ -10,13 +10,13 @@ Hidden here: how a row is found without the whole file in memory.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import OrderedDict
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from shoal_workers.data.concatenation import locate
 from shoal_workers.data.records import refuse_cut_stream
 from shoal_workers.data.shards.shard import Sample, Shard, mapped
 
@@ -44,9 +44,9 @@ class ParquetShard(Shard):
         return int(metadata.num_rows)
 
     def _read(self, number: int) -> Sample:
-        group = bisect_right(self._ends, number)
+        group, row = locate(self._ends, number)
         table = self._cache.get(group, lambda: self._file.read_row_group(group, use_threads=False))
-        return _row(table, number - (self._ends[group - 1] if group else 0))
+        return _row(table, row)
 
 
 class ArrowShard(Shard):
@@ -89,10 +89,10 @@ class ArrowRows:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, number: int) -> Sample:
-        index = bisect_right(self._ends, number)
+        index, row = locate(self._ends, number)
         is_file = self._file is not None
         batch = self._cache.get(index, lambda: self._file.get_batch(index)) if is_file else self._batches[index]
-        return _row(batch, number - (self._ends[index - 1] if index else 0))
+        return _row(batch, row)
 
 
 class JsonLinesShard(Shard):

@@ -47,7 +47,7 @@ class Samples(Sequence[Any]):
         return self.sample(index % len(self))
 
     def sample(self, number: int) -> Any:
-        """Reads the sample of this number, which is valid."""
+        """Read the sample of this number, which is valid."""
         raise NotImplementedError
 
 
@@ -61,7 +61,7 @@ class Shard(Samples):
     """As a message names it."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the table of contents.
+        """Read the table of contents.
 
         Raises:
             MissingTextError: there is no such file.
@@ -86,7 +86,7 @@ class Shard(Samples):
             raise self._damaged(error, number) from error
 
     def _open(self) -> int:
-        """Returns the number of samples."""
+        """Return the number of samples."""
         raise NotImplementedError
 
     def _read(self, number: int) -> Sample:

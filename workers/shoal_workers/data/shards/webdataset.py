@@ -36,7 +36,7 @@ class TarShard(Shard):
         return len(self._keys)
 
     def _add(self, name: str, place: slice, last_key: str) -> str:
-        """Returns the key of the sample that the file, or else the one before it, belongs to."""
+        """Return the key of the sample that the file, or else the one before it, belongs to."""
         match = _NAME.fullmatch(name)
         if match is None or (name.rpartition("/")[2].startswith("__") and name.endswith("__")):
             return last_key

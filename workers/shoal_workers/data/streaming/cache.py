@@ -4,9 +4,9 @@
                 part-<digest>-<name>     is being fetched; has its final length from the begin; locked by its process
                 shard-<digest>-<name>    whole; locked (shared) by each process that reads it
 
-The kernel releases the locks of a process that is killed, so what it has left is seen at once: a part without a lock is
-deleted by the next one that makes room. A shard that is in use is never deleted; of the others the one that was not
-used for the longest time goes first. A part becomes whole by a rename after an fsync. Called by `reading`.
+The kernel releases the locks of a process that is killed, so what it left is seen at once: the next process that makes
+room deletes a part without a lock. A shard that is in use is never deleted; of the others the one that was not used for
+the longest time goes first. A part becomes whole by a rename after an fsync.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class NoClaim(StrEnum):
     """Everything else in the cache is in use, or is needed first."""
 
 
-class Held:
-    """An open file with a lock. Closing gives the lock back also for processes that were forked meanwhile."""
+class LockedFile:
+    """An open file with a lock. Closing releases the lock also for processes that were forked meanwhile."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -57,19 +57,19 @@ class Held:
 class Claim:
     """A part that this process fetches: write all of it, then `ShardCache.commit`, or `abandon`."""
 
-    held: Held
+    part: LockedFile
     whole: Path
     num_bytes: int
 
     def write(self, offset: int, content: bytes) -> None:
         view = memoryview(content)
         while view:
-            written = os.pwrite(self.held.descriptor, view, offset)
+            written = os.pwrite(self.part.descriptor, view, offset)
             view, offset = view[written:], offset + written
 
 
 class ShardCache:
-    """Any thread, any number of processes. Shards are named by their URL."""
+    """A directory of whole shards, named by their URL. Any thread, any number of processes."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         """Raises CacheError if the directory cannot be used."""
@@ -81,8 +81,8 @@ class ShardCache:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def opened(self, name: str) -> Held | None:
-        """The whole shard, which stays until it is closed; None if it is not here."""
+    def open_shard(self, name: str) -> LockedFile | None:
+        """Open a whole shard, which stays until the file is closed; None if it is not here."""
         path = self._path(_WHOLE, name)
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -92,14 +92,14 @@ class ShardCache:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink:
                 os.utime(descriptor)
-                return Held(path, descriptor)
+                return LockedFile(path, descriptor)
         except OSError:  # BlockingIOError: it is being deleted
             pass
         os.close(descriptor)
         return None
 
     def has(self, name: str) -> bool:
-        """Return whether the whole shard is here. It then counts as just used."""
+        """Return True if the whole shard is here. It then counts as just used."""
         try:
             os.utime(self._path(_WHOLE, name))
         except OSError:
@@ -107,7 +107,7 @@ class ShardCache:
         return True
 
     def claim(self, name: str, num_bytes: int, keep: Collection[str] = ()) -> Claim | NoClaim:
-        """Makes room for a shard, for this process to fetch it.
+        """Make room for a shard, which this process then fetches.
 
         Args:
             keep: names that are not deleted for it.
@@ -122,61 +122,61 @@ class ShardCache:
             )
         try:
             with self._locked():
-                return self._claimed(name, num_bytes, {self._path(_WHOLE, kept_name).name for kept_name in keep})
+                return self._try_claim(name, num_bytes, {self._path(_WHOLE, kept_name).name for kept_name in keep})
         except OSError as error:
             raise self._unusable(error) from error
 
     def commit(self, claim: Claim) -> None:
-        """Raises CacheError if the disk is full or fails."""
+        """Make the part whole. Raises CacheError if the disk is full or fails."""
         try:
-            os.fsync(claim.held.descriptor)
+            os.fsync(claim.part.descriptor)
             with self._locked():
-                claim.held.path.rename(claim.whole)
+                claim.part.path.rename(claim.whole)
         except OSError as error:
             self.abandon(claim)
             raise self._unusable(error) from error
-        claim.held.close()
+        claim.part.close()
 
     def abandon(self, claim: Claim) -> None:
         with suppress(OSError):
-            claim.held.path.unlink()
-        claim.held.close()
+            claim.part.path.unlink()
+        claim.part.close()
 
     def discard(self, name: str) -> None:
-        """Deletes a shard that is damaged. Processes that read it keep what they have mapped."""
+        """Delete a shard that is damaged. Processes that read it keep what they have mapped."""
         with suppress(OSError):
             self._path(_WHOLE, name).unlink()
 
     def num_bytes(self) -> int:
-        """All that is here, with the whole length of parts."""
+        """Return the bytes of all files, with the final length of parts."""
         with self._locked():
             return sum(entry.num_bytes for entry in self._entries())
 
-    def _claimed(self, name: str, num_bytes: int, keep: Collection[str]) -> Claim | NoClaim:
+    def _try_claim(self, name: str, num_bytes: int, keep: Collection[str]) -> Claim | NoClaim:
         whole, part = self._path(_WHOLE, name), self._path(_PART, name)
         if whole.exists():
             return NoClaim.PRESENT
         entries = []
         for entry in self._entries():
-            if not entry.path.name.startswith(_PART) or not self._deleted(entry.path):
-                entries.append(entry)  # a part that was left by a killed process is gone
+            if entry.is_whole or not self._delete_unlocked(entry.path):  # a part of a killed process is deleted
+                entries.append(entry)
         if part.exists():
             return NoClaim.FETCHED_BY_OTHER
         excess = sum(entry.num_bytes for entry in entries) + num_bytes - self.max_bytes
-        for entry in sorted(entries, key=lambda claim: claim.used_ns):
+        for entry in sorted(entries, key=lambda entry: entry.used_ns):
             if excess <= 0:
                 break
-            if entry.path.name.startswith(_WHOLE) and entry.path.name not in keep and self._deleted(entry.path):
+            if entry.is_whole and entry.path.name not in keep and self._delete_unlocked(entry.path):
                 excess -= entry.num_bytes
         if excess > 0:
             return NoClaim.FULL
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.truncate(descriptor, num_bytes)
-        return Claim(Held(part, descriptor), whole, num_bytes)
+        return Claim(LockedFile(part, descriptor), whole, num_bytes)
 
-    def _deleted(self, path: Path) -> bool:
-        """Deletes a file that no process holds."""
+    def _delete_unlocked(self, path: Path) -> bool:
+        """Delete the file unless a process has locked it; True if it is gone."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -197,7 +197,8 @@ class ShardCache:
                 if entry.name.startswith((_PART, _WHOLE)):
                     with suppress(FileNotFoundError):  # `discard` takes no lock
                         stat = entry.stat()
-                        yield _Entry(Path(entry.path), stat.st_size, stat.st_mtime_ns)
+                        is_whole = entry.name.startswith(_WHOLE)
+                        yield _Entry(Path(entry.path), is_whole, stat.st_size, stat.st_mtime_ns)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -210,8 +211,8 @@ class ShardCache:
 
     def _path(self, kind: str, name: str) -> Path:
         digest = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
-        shown = name.partition("?")[0].rstrip("/").rpartition("/")[2][-_NAME_LETTERS:]
-        return self.directory / f"{kind}{digest}-{shown}"
+        file_name = name.partition("?")[0].rstrip("/").rpartition("/")[2][-_NAME_LETTERS:]
+        return self.directory / f"{kind}{digest}-{file_name}"
 
     def _unusable(self, error: OSError) -> CacheError:
         return CacheError(
@@ -223,5 +224,6 @@ class ShardCache:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     path: Path
+    is_whole: bool
     num_bytes: int
     used_ns: int

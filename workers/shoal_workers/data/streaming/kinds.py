@@ -1,10 +1,8 @@
-"""How the samples of a shard are found: in a whole file on disk, and if the format has a table of places, also by
-ranges of a file that is still in the store, so that the first batches need not wait for whole shards.
+"""How the samples of a shard are located: in a whole file on disk, or by ranges of a file that is still in the store,
+so that the first batches need not wait for whole shards.
 
     FixedRecords    all samples have equally many bytes: numpy arrays, tokens
-    StoredFormat    the formats of `shard_formats`; by ranges only MDS, whose shards begin with their table
-
-Called by `reading`.
+    StoredFormat    the formats of `shard_formats`; by ranges only MDS, whose shards begin with a table of samples
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard
 from shoal_workers.data.shards.shard import COMPRESSIONS, Samples
 
 _MDS_HEAD_BYTES = 1 << 17
-"""What is asked for first: the table of 32,000 samples, and the columns."""
+"""Size of the first request: the table of 32,000 samples, and the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +30,9 @@ class StoredShard:
 
     name: str
     find_length: Callable[[], int]
-    """Asks the store, unless its length is known."""
+    """Asks the store, unless the length is known."""
     read: Callable[[int, int], bytes]
-    """From a byte up to another. Raises MissingTextError if the store fails for good, or has fewer bytes."""
+    """Reads from a byte up to another. Raises MissingTextError if the store fails for good, or has fewer bytes."""
 
     @property
     def num_bytes(self) -> int:
@@ -46,17 +44,17 @@ class ShardKind(Protocol):
 
     @property
     def identity(self) -> str:
-        """Another one whenever the samples would be others."""
+        """Text that differs if the samples of the same shards differ."""
 
-    def opened(self, path: Path, name: str) -> Sequence[Any]:
-        """`name`: the one in the store. Raises DataError if the file is damaged."""
+    def open_file(self, path: Path, name: str) -> Sequence[Any]:
+        """Open a whole shard; `name` is that in the store. Raises DataError if the file is damaged."""
 
-    def by_ranges(self, shard: StoredShard) -> Sequence[Any] | None:
-        """None if a shard of this kind has to be read whole."""
+    def open_by_ranges(self, shard: StoredShard) -> Sequence[Any] | None:
+        """Open a shard in the store; None if a shard of this kind has to be read whole."""
 
 
 class StoredFormat:
-    """A format of `shard_formats`, or for each shard the one that its name says."""
+    """A format of `shard_formats`, or for each shard the format that its name says."""
 
     def __init__(self, format: ShardFormat | None = None, index: bytes | None = None) -> None:
         """`index`: the content of the data set's index.json, which LitData needs."""
@@ -66,19 +64,19 @@ class StoredFormat:
     def identity(self) -> str:
         return str(self._format or "as named")
 
-    def opened(self, path: Path, name: str) -> Sequence[dict[str, Any]]:
-        return open_shard(path, self._format or format_of(_last(name)), index=self._index)
+    def open_file(self, path: Path, name: str) -> Sequence[dict[str, Any]]:
+        return open_shard(path, self._format or format_of(_file_name(name)), index=self._index)
 
-    def by_ranges(self, shard: StoredShard) -> Sequence[dict[str, Any]] | None:
-        name = PurePosixPath(_last(shard.name))
+    def open_by_ranges(self, shard: StoredShard) -> Sequence[dict[str, Any]] | None:
+        name = PurePosixPath(_file_name(shard.name))
         is_mds = (self._format or format_of(name.name)) is ShardFormat.MDS
         return _MdsByRanges(shard) if is_mds and name.suffix not in COMPRESSIONS else None
 
 
 class _MdsByRanges(Samples):
-    """The table and the columns at the begin of an MDS shard are kept; each sample is one request.
+    """Keeps the table and the columns from the begin of an MDS shard; each sample is one request.
 
-    A sample is decoded as a shard of one sample in memory, so that what its bytes mean stands in one place.
+    Decodes a sample as a shard of one sample in memory, so one place knows the format of its bytes.
     """
 
     def __init__(self, shard: StoredShard) -> None:
@@ -136,7 +134,7 @@ class FixedRecords:
     def identity(self) -> str:
         return f"records of {self.record_bytes} after {self.header_bytes}"
 
-    def opened(self, path: Path, name: str) -> Sequence[bytes]:
+    def open_file(self, path: Path, name: str) -> Sequence[bytes]:
         try:
             with path.open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -146,7 +144,7 @@ class FixedRecords:
             ) from error
         return _Records(self, len(content), lambda start, end: content[start:end], name)
 
-    def by_ranges(self, shard: StoredShard) -> Sequence[bytes]:
+    def open_by_ranges(self, shard: StoredShard) -> Sequence[bytes]:
         return _Records(self, shard.num_bytes, shard.read, shard.name)
 
 
@@ -168,6 +166,6 @@ class _Records(Samples):
         return self._read(start, start + self._kind.record_bytes)
 
 
-def _last(name: str) -> str:
-    """The file's own name, of a path or a URL."""
+def _file_name(name: str) -> str:
+    """Return the last part of a path or a URL."""
     return name.partition("?")[0].rpartition("/")[2]

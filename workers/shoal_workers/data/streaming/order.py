@@ -13,7 +13,6 @@ Called by `StreamedShards` and its prefetching.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from shoal_workers.contract.batch_partition import epoch_key, permute, unpermute
+from shoal_workers.data.concatenation import locate
 from shoal_workers.data.permutation import permuted
 
 _SHARDS = 0x53545245
@@ -58,7 +58,7 @@ class EqualSizes:
         return self.samples_per_shard - (self.missing if shard == self.num_shards - 1 else 0)
 
     def locate(self, sample: int) -> tuple[int, int]:
-        """Returns the shard, and the place in it."""
+        """Return the shard, and the place in it."""
         return divmod(sample, self.samples_per_shard)
 
     def slots(self, key: int) -> _EqualSlots:
@@ -210,8 +210,8 @@ class BlockOrder:
         places: Any = permuted(np.arange(offset, offset + num, dtype=np.uint64), block.ends[-1], block.key)
         samples = []
         for place in places.tolist():
-            at = bisect_right(block.ends, place)
-            samples.append(self.sizes.first(block.shards[at]) + place - (block.ends[at - 1] if at else 0))
+            at, number = locate(block.ends, place)
+            samples.append(self.sizes.first(block.shards[at]) + number)
         return samples
 
 

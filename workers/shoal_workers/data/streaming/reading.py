@@ -1,14 +1,13 @@
-"""Reads samples of shards in a store: from the local copy if there is one, by a range of the file if not, and as the
-last resort by fetching the whole shard at once.
+"""Reads samples of shards in a store: from the local copy if there is one, else by a range of the file, and as the last
+resort by fetching the whole shard.
 
     sample of a shard --- open in this process? ------------------------------ read
-                      |-- whole in the cache? -> open, verify its size ------- read
-                      |-- the format has a table of places? -> range requests  read
-                      `-- fetch the shard, or wait for the process that does -> open, verify its size -> read
+                      |-- whole in the cache? -> open, check its size -------- read
+                      |-- the format has a table of samples? -> range requests read
+                      `-- fetch the shard, or wait for the process that does -> open, check its size -> read
 
-`fetch` is also what prefetching calls. Names that are no URL are files of this node, which are opened where they are.
-A shard whose number of samples is not the expected one ends in an error, however it is opened. Called by
-`StreamedShards`.
+Prefetching calls `fetch` too. A name that is not a URL is a file of this node, which is opened where it is. A shard
+with another number of samples than expected is an error, however it is opened.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,31 +25,38 @@ from typing import Any, TypeVar
 
 from shoal_workers.data.errors import CacheError, DataError, MissingTextError, ShardSizeError
 from shoal_workers.data.remote import BLOCK_BYTES, is_url, read_range, remote_size
-from shoal_workers.data.streaming.cache import Held, NoClaim, ShardCache
+from shoal_workers.data.streaming.cache import LockedFile, NoClaim, ShardCache
 from shoal_workers.data.streaming.kinds import ShardKind, StoredShard
 from shoal_workers.data.streaming.shard_list import ShardList
+from shoal_workers.recently_used import RecentlyUsed
 
 _PATIENCE_S = 300.0
-"""For so long a store that is down holds up training before the job fails."""
+"""How long a store that is down delays training before the job fails."""
 _ROOM_PATIENCE_S = 60.0
+"""How long a full cache delays training before the job fails."""
 _POLL_S = (0.01, 0.2)
-"""First and last pause between two looks at a shard that another process fetches."""
+"""First and longest pause between two checks of a shard that another process fetches."""
 _RANGE_THREADS = 32
-_KNOWN_TABLES = 4
-"""Tables of shards that are read by ranges, as a multiple of the open shards."""
+_TABLES_PER_OPEN_SHARD = 4
+"""How many tables of shards that are read by ranges are kept, for each shard that may be open."""
 _FILE = "file://"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _OpenShard:
     samples: Sequence[Any]
-    held: Held | None
+    file: LockedFile | None
     """None for a file that is not in the cache."""
 
+    def close(self) -> None:
+        """Unlock the file; a thread that still reads it has it mapped."""
+        if self.file is not None:
+            self.file.close()
 
-class ShardReading:
-    """Any thread, of one process."""
+
+class ShardReader:
+    """Reads shards on any thread of one process."""
 
     def __init__(
         self,
@@ -60,85 +65,84 @@ class ShardReading:
         cache: ShardCache,
         *,
         most_open: int,
-        size_of: Callable[[int], int | None],
+        expected_size: Callable[[int], int | None],
     ) -> None:
         """
         Args:
-            most_open: shards of which this process holds the local copies.
-            size_of: the number of samples that a shard must have; None if it is not known yet.
+            most_open: shards whose local copies this process holds open.
+            expected_size: the number of samples that a shard must have; None if it is not known yet.
         """
         self._shards, self._kind, self._cache = shards, kind, cache
-        self._most_open = most_open
-        self._size_of = size_of
+        self._expected_size = expected_size
         self._lock = threading.Lock()
-        self._open: OrderedDict[int, _Open] = OrderedDict()
-        self._tables: OrderedDict[int, Sequence[Any]] = OrderedDict()
-        self._asking: dict[int, threading.Lock] = {}
-        """Shards of which a thread asks for the table, or for all of it."""
-        self._lengths: dict[int, int] = {}
+        self._open: RecentlyUsed[int, _OpenShard] = RecentlyUsed(most_open)
+        self._tables: RecentlyUsed[int, Sequence[Any]] = RecentlyUsed(_TABLES_PER_OPEN_SHARD * most_open)
+        self._shard_locks: dict[int, threading.Lock] = {}
+        """Shards whose table, or whole content, a thread is reading from the store."""
+        self._lengths: RecentlyUsed[int, int] = RecentlyUsed(_TABLES_PER_OPEN_SHARD * most_open)
         self._damaged: set[int] = set()
-        self._pool: ThreadPoolExecutor | None = None
-        self._expected: dict[tuple[int, int], Future[Any]] = {}
-        self._reads_here = True
-        """What was expected the last time was also asked for."""
+        self._pool = ThreadPoolExecutor(_RANGE_THREADS, "shoal-shard-range")
+        self._requests: dict[tuple[int, int], Future[Any]] = {}
+        """Samples that are being read, by place."""
+        self._reads_expected = True
+        """False if nothing was read since samples were last expected."""
         self._is_closed = False
 
-    def samples(self, wanted: Sequence[tuple[int, int]]) -> list[Any]:
-        """The samples at these places: (shard, number in the shard). Those that are not here are asked for together.
+    def read(self, places: Sequence[tuple[int, int]]) -> list[Any]:
+        """Read the samples at these places: (shard, number in the shard). Those in the store are requested together.
 
         Raises:
             DataError: a shard cannot be read, is damaged, or has another number of samples than expected.
         """
-        self._reads_here = True
-        if len(wanted) > 1:
-            self._ask_for(wanted)
+        self._reads_expected = True
+        if len(places) > 1:
+            self._request(places)
         return [
-            self._sample(*place) if (future := self._expected.pop(place, None)) is None else future.result()
-            for place in wanted
+            request.result() if (request := self._requests.pop(place, None)) is not None else self._read_sample(*place)
+            for place in places
         ]
 
-    def expect(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """These samples will be wanted next, perhaps one after the other: those that are not here are asked for now.
+    def expect(self, places: Sequence[tuple[int, int]]) -> None:
+        """Request those samples from the store that are read next.
 
-        If other processes read what this one expects, only the first ones are asked for in vain.
+        Requests nothing if the samples of the last call were not read here: other processes read them.
         """
-        for future in self._expected.values():
-            future.cancel()
-        self._expected.clear()
-        if self._reads_here:
-            self._reads_here = False
-            self._ask_for(wanted)
+        for request in self._requests.values():
+            request.cancel()
+        self._requests.clear()
+        if self._reads_expected:
+            self._reads_expected = False
+            self._request(places)
 
-    def _ask_for(self, wanted: Sequence[tuple[int, int]]) -> None:
-        local = {shard: self._local(shard) is not None for shard in {shard for shard, _ in wanted}}
-        for place in wanted:
-            if not local[place[0]] and place not in self._expected:
-                self._expected[place] = self._threads().submit(self._sample, *place)
+    def _request(self, places: Sequence[tuple[int, int]]) -> None:
+        remote = {shard for shard in {shard for shard, _ in places} if self._open_local(shard) is None}
+        for place in places:
+            if place[0] in remote and place not in self._requests:
+                self._requests[place] = self._pool.submit(self._read_sample, *place)
 
-    def _sample(self, shard: int, at: int) -> Any:
-        return (self._local(shard) or self._by_ranges(shard) or self._fetched(shard))[at]
+    def _read_sample(self, shard: int, number: int) -> Any:
+        return self._open_shard(shard)[number]
 
-    def num_samples(self, shard: int) -> int:
-        """How many a shard has."""
-        return len(self._local(shard) or self._by_ranges(shard) or self._fetched(shard))
+    def count_samples(self, shard: int) -> int:
+        return len(self._open_shard(shard))
 
     def has(self, shard: int) -> bool:
-        """Return whether nothing is to be fetched for this shard."""
+        """Return True if nothing has to be fetched for this shard."""
         name = self._shards.name(shard)
-        return not _is_stored(name) or self._cache.has(name)
+        return not _is_remote(name) or self._cache.has(name)
 
     def fetch(self, shard: int, keep: Collection[int] = (), *, patience_s: float = _PATIENCE_S) -> NoClaim | None:
-        """Fetches the whole shard into the cache; or says why not. None if it is there now.
+        """Fetch the whole shard into the cache. Return None if it is there now, else why not.
 
         Args:
             keep: shards that are not deleted for it.
-            patience_s: for how long a store that does not answer is asked again.
+            patience_s: how long a store that does not answer is asked again.
 
         Raises:
             DataError: the store fails for good, or the cache cannot be written.
         """
         name = self._shards.name(shard)
-        num_bytes = self._length(shard, patience_s)
+        num_bytes = self._find_length(shard, patience_s)
         claim = self._cache.claim(name, num_bytes, [self._shards.name(kept_name) for kept_name in keep])
         if isinstance(claim, NoClaim):
             return claim
@@ -147,13 +151,13 @@ class ShardReading:
                 if self._is_closed:
                     self._cache.abandon(claim)
                     return NoClaim.FULL
-                claim.write(start, self._read(name, start, min(start + BLOCK_BYTES, num_bytes), patience_s))
+                claim.write(start, self._read_range(name, start, min(start + BLOCK_BYTES, num_bytes), patience_s))
         except OSError as error:
             self._cache.abandon(claim)
             if error.errno == errno.ENOSPC:
                 return NoClaim.FULL
             raise CacheError(
-                f"cache_dir {self._cache.directory} cannot be written: {error}. Set another one."
+                f"cache_dir {self._cache.directory} cannot be written: {error}. Set another cache_dir."
             ) from error
         except BaseException:
             self._cache.abandon(claim)
@@ -162,114 +166,93 @@ class ShardReading:
         return None
 
     def close(self) -> None:
-        """Gives everything back; a fetch on another thread ends with its present range."""
+        """Close all shards; a fetch on another thread ends with its present range."""
         self._is_closed = True
-        with self._lock:
-            for shard in self._open.values():
-                if shard.held is not None:
-                    shard.held.close()
-            self._open.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        for shard in self._open.clear():
+            shard.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _local(self, shard: int) -> Sequence[Any] | None:
-        with self._lock:
-            if (known := self._open.get(shard)) is not None:
-                self._open.move_to_end(shard)
-                return known.samples
+    def _open_shard(self, shard: int) -> Sequence[Any]:
+        return self._open_local(shard) or self._open_by_ranges(shard) or self._fetch_and_open(shard)
+
+    def _open_local(self, shard: int) -> Sequence[Any] | None:
+        if (opened := self._open.get(shard)) is not None:
+            return opened.samples
         name = self._shards.name(shard)
-        if not _is_stored(name):
+        if not _is_remote(name):
             path = Path(name.removeprefix(_FILE)).expanduser()
-            return self._kept(shard, _Open(self._checked(shard, self._kind.opened(path, name)), None))
-        held = self._cache.opened(name)
-        if held is None:
+            return self._keep_open(shard, _OpenShard(self._check_size(shard, self._kind.open_file(path, name)), None))
+        file = self._cache.open_shard(name)
+        if file is None:
             return None
         try:
-            samples = self._checked(shard, self._kind.opened(held.path, name))
+            samples = self._check_size(shard, self._kind.open_file(file.path, name))
         except ShardSizeError:
-            held.close()
+            file.close()
             raise
         except DataError:
-            held.close()
-            if shard in self._damaged:  # it was fetched again, and is the same: the store has it so
+            file.close()
+            if shard in self._damaged:  # it was fetched again and is the same, so the store's file is damaged
                 raise
             self._damaged.add(shard)
             self._cache.discard(name)
             return None
-        return self._kept(shard, _Open(samples, held))
+        return self._keep_open(shard, _OpenShard(samples, file))
 
-    def _kept(self, shard: int, opened: _Open) -> Sequence[Any]:
-        with self._lock:
-            dropped = [self._open.pop(shard)] if shard in self._open else []
-            self._open[shard] = opened
-            while len(self._open) > self._most_open:
-                dropped.append(self._open.popitem(last=False)[1])
-            self._tables.pop(shard, None)
-            for dropped_shard in dropped:
-                if dropped_shard.held is not None:
-                    dropped_shard.held.close()  # a thread that still reads has it mapped
+    def _keep_open(self, shard: int, opened: _OpenShard) -> Sequence[Any]:
+        self._tables.pop(shard)
+        for dropped in self._open.put(shard, opened):
+            dropped.close()
         return opened.samples
 
-    def _by_ranges(self, shard: int) -> Sequence[Any] | None:
-        with self._alone(shard):
-            with self._lock:
-                known = self._tables.get(shard)
-            if known is not None:
-                return known
+    def _open_by_ranges(self, shard: int) -> Sequence[Any] | None:
+        with self._lock_shard(shard):
+            if (samples := self._tables.get(shard)) is not None:
+                return samples
             name = self._shards.name(shard)
-            stored = StoredShard(name, partial(self._length, shard), partial(self._read, name))
-            samples = self._kind.by_ranges(stored)
-            if samples is None:
-                return None
-            self._checked(shard, samples)
-            with self._lock:
-                self._tables[shard] = samples
-                while len(self._tables) > _KNOWN_TABLES * self._most_open:
-                    self._tables.popitem(last=False)
-        return samples
+            stored = StoredShard(name, partial(self._find_length, shard), partial(self._read_range, name))
+            samples = self._kind.open_by_ranges(stored)
+            if samples is not None:
+                self._tables.put(shard, self._check_size(shard, samples))
+            return samples
 
-    def _fetched(self, shard: int) -> Sequence[Any]:
-        """Fetches the shard now, or waits for the thread or the process that does."""
+    def _fetch_and_open(self, shard: int) -> Sequence[Any]:
+        """Fetch the shard, or wait for the thread or process that does."""
         full_since_mono: float | None = None
         pause_s = _POLL_S[0]
-        with self._alone(shard):
-            while True:
-                if (samples := self._local(shard)) is not None:
-                    return samples
-                why = self.fetch(shard)
-                if why is NoClaim.FULL:
+        with self._lock_shard(shard):
+            while (samples := self._open_local(shard)) is None:
+                refusal = self.fetch(shard)
+                if refusal is NoClaim.FULL:
                     full_since_mono = full_since_mono or time.monotonic()
-                    self._let_one_go()
+                    if (oldest := self._open.pop_oldest()) is not None:
+                        oldest.close()
                     if time.monotonic() - full_since_mono > _ROOM_PATIENCE_S:
-                        raise self._no_room(shard)
-                if why is not None:
+                        raise self._make_room_error(shard)
+                if refusal is not None:
                     time.sleep(pause_s)
                     pause_s = min(_POLL_S[1], 1.2 * pause_s)
+            return samples
 
     @contextmanager
-    def _alone(self, shard: int) -> Iterator[None]:
-        """Several threads want samples of a shard: one of them asks the store for its table, or for all of it."""
+    def _lock_shard(self, shard: int) -> Iterator[None]:
+        """Let only one thread ask the store for a shard."""
         with self._lock:
-            asking = self._asking.setdefault(shard, threading.Lock())
-        with asking:
+            lock = self._shard_locks.setdefault(shard, threading.Lock())
+        with lock:
             yield
             with self._lock:
-                self._asking.pop(shard, None)
+                self._shard_locks.pop(shard, None)
 
-    def _no_room(self, shard: int) -> CacheError:
+    def _make_room_error(self, shard: int) -> CacheError:
         return CacheError(
-            f"there is no room for {self._shards.name(shard)} of {self._length(shard):,} bytes in cache_dir "
-            f"{self._cache.directory}: all of cache_bytes={self._cache.max_bytes:,} is in use, or the disk is full. "
-            "Raise cache_bytes, or lower block_shards."
+            f"cache_dir {self._cache.directory} has no room for {self._shards.name(shard)} of "
+            f"{self._find_length(shard):,} bytes: all of cache_bytes={self._cache.max_bytes:,} is in use, or the disk "
+            "is full. Raise cache_bytes, or lower block_shards."
         )
 
-    def _let_one_go(self) -> None:
-        with self._lock:
-            if self._open and (held := self._open.popitem(last=False)[1].held) is not None:
-                held.close()
-
-    def _checked(self, shard: int, samples: Sequence[Any]) -> Sequence[Any]:
-        expected = self._size_of(shard)
+    def _check_size(self, shard: int, samples: Sequence[Any]) -> Sequence[Any]:
+        expected = self._expected_size(shard)
         if expected is not None and len(samples) != expected:
             raise ShardSizeError(
                 f"{self._shards.name(shard)} has {len(samples):,} samples, and {expected:,} are expected there: by "
@@ -278,48 +261,40 @@ class ShardReading:
             )
         return samples
 
-    def _length(self, shard: int, patience_s: float = _PATIENCE_S) -> int:
-        known = self._shards.num_bytes(shard) or self._lengths.get(shard)
-        if known is None:
+    def _find_length(self, shard: int, patience_s: float = _PATIENCE_S) -> int:
+        length = self._shards.num_bytes(shard) or self._lengths.get(shard)
+        if length is None:
             name = self._shards.name(shard)
-            known = _stored(name, lambda: remote_size(name, patience_s=patience_s))
-            if len(self._lengths) > _KNOWN_TABLES * self._most_open:
-                self._lengths.clear()
-            self._lengths[shard] = known
-        return known
+            length = _ask_store(name, lambda: remote_size(name, patience_s=patience_s))
+            self._lengths.put(shard, length)
+        return length
 
-    def _read(self, name: str, start: int, end: int, patience_s: float = _PATIENCE_S) -> bytes:
-        data = _stored(name, lambda: read_range(name, start, end, patience_s=patience_s))
+    def _read_range(self, name: str, start: int, end: int, patience_s: float = _PATIENCE_S) -> bytes:
+        data = _ask_store(name, lambda: read_range(name, start, end, patience_s=patience_s))
         if len(data) != end - start:
             raise MissingTextError(
-                f"{name} cannot be read: {end - start:,} bytes were asked for at {start:,}, and {len(data):,} came. "
+                f"{name} cannot be read: {end - start:,} bytes were requested at {start:,}, and {len(data):,} came. "
                 "The shard may have changed, or the index may be an old one."
             )
         return data
 
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_RANGE_THREADS, "shoal-shard-range")
-            return self._pool
 
-
-def whole_file(name: str) -> bytes:
-    """The content of a small file, in a store or of this node. Raises MissingTextError if it cannot be read."""
-    if not _is_stored(name):
+def read_file(name: str) -> bytes:
+    """Read a small file, of a store or of this node. Raises MissingTextError if it cannot be read."""
+    if not _is_remote(name):
         try:
             return Path(name.removeprefix(_FILE)).expanduser().read_bytes()
         except OSError as error:
             raise MissingTextError(f"{name} cannot be read: {error.strerror or error}. Check the path.") from error
-    num_bytes = _stored(name, lambda: remote_size(name, patience_s=_PATIENCE_S))
-    return _stored(name, lambda: read_range(name, 0, num_bytes, patience_s=_PATIENCE_S))
+    num_bytes = _ask_store(name, lambda: remote_size(name, patience_s=_PATIENCE_S))
+    return _ask_store(name, lambda: read_range(name, 0, num_bytes, patience_s=_PATIENCE_S))
 
 
-def _is_stored(name: str) -> bool:
+def _is_remote(name: str) -> bool:
     return is_url(name) and not name.startswith(_FILE)
 
 
-def _stored(name: str, call: Callable[[], T]) -> T:
+def _ask_store(name: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except FileNotFoundError as error:

@@ -1,9 +1,9 @@
-"""`StreamedShards`: samples of shards that lie in an object store or on a server, trained on without any preparation.
+"""`StreamedShards`: trains on shards in an object store or on a server, without any preparation.
 
-It is a data set by number, which a task returns from `build_dataset` or a loop gives to `run.batches`; its order is its
-own (`samples_at`). There is no state: after a kill, with another number of ranks and in another cluster the same
-samples are read at the same positions. Each process reads and prefetches for itself, over a cache that all of a node
-share.
+It is a data set by number, which a task returns from `build_dataset` or a loop gives to `run.batches`; it defines the
+order of its samples (`samples_at`). There is no state: after a kill, with another number of ranks and in another
+cluster the same samples are read at the same positions. Each process reads and prefetches, over a cache that all
+processes of a node share.
 Hidden here: the size of shards that nobody has declared, the data set's identity, and processes that fork.
 """
 
@@ -26,13 +26,13 @@ from shoal_workers.data.streaming.cache import ShardCache
 from shoal_workers.data.streaming.kinds import ShardKind, StoredFormat
 from shoal_workers.data.streaming.order import Block, BlockOrder, EqualSizes, ListedSizes, ShardSizes
 from shoal_workers.data.streaming.prefetch import PATIENCE_S, Prefetching
-from shoal_workers.data.streaming.reading import ShardReading, whole_file
+from shoal_workers.data.streaming.reading import ShardReader, read_file
 from shoal_workers.data.streaming.shard_list import ShardList
 
 DEFAULT_CACHE_BYTES = 32 << 30
 _BLOCKS_AHEAD = 2
 _OPEN_BESIDES = 4
-"""Open local copies beside those of one block."""
+"""Local copies that are open in addition to those of one block."""
 _INDEX = "index.json"
 
 Shards = str | Sequence[str] | Callable[[int], str]
@@ -60,7 +60,7 @@ class StreamedShards(Dataset[Any]):
             shards: a URL pattern with ranges such as {000..999}, a list of URLs, the URL of an index.json, or a
                 function of a shard's number. Paths of this node are read where they are.
             kind: a format, or FixedRecords. Default: the format that the names of the shards say.
-            decode: makes of what a shard has as a sample what training gets. Not part of the identity of the data.
+            decode: turns a sample of a shard into the sample for training. Not part of the identity of the data.
             num_shards: of a function.
             samples_per_shard: of each shard, of which only the last one may have fewer. Default: as many as the first
                 one has, which is then asked for.
@@ -78,7 +78,7 @@ class StreamedShards(Dataset[Any]):
         """
         if block_shards < 1 or num_threads < 1:
             raise ValueError(f"block_shards={block_shards}, num_threads={num_threads}: each is at least 1.")
-        self._list, index = _listed(shards, num_shards)
+        self._list, index = _list_shards(shards, num_shards)
         self._kind: ShardKind = StoredFormat(kind, index) if kind is None or isinstance(kind, ShardFormat) else kind
         self._decode = decode
         self._settings = _Settings(
@@ -88,8 +88,8 @@ class StreamedShards(Dataset[Any]):
             num_threads,
         )
         self._reader: _Reader | None = None
-        self._sizes: ShardSizes | None = None  # not known while the first shard is asked for its own
-        self._sizes = self._known_sizes(samples_per_shard, num_samples)
+        self._sizes: ShardSizes | None = None  # not known while the samples of the first shard are counted
+        self._sizes = self._find_sizes(samples_per_shard, num_samples)
         self._order = BlockOrder(self._sizes, block_shards)
         described = [self._list.identity, self._list.num_shards, len(self), block_shards, self._kind.identity]
         self.content_hash = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
@@ -103,28 +103,32 @@ class StreamedShards(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples, whose ranges are asked for together if their shards are not here yet."""
+        """Read several samples; the ranges of shards that are not here yet are requested together."""
         assert self._sizes is not None
         for index in indices:
             if not 0 <= index < self._sizes.num_samples:
                 raise IndexError(f"sample {index} of {self._sizes.num_samples}")
-        samples = self._own_reader().reading.samples([self._sizes.locate(index) for index in indices])
+        samples = self._local_reader().shards.read([self._sizes.locate(index) for index in indices])
         return samples if self._decode is None else [self._decode(sample) for sample in samples]
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
-        """The samples at these positions of the run, which are then expected to be read; the shards after them are
-        fetched ahead."""
+        """Return the samples at these positions of the run, which are expected to be read next.
+
+        The shards after them are fetched ahead.
+        """
         samples = self._order.samples_at(positions, seed)
         if samples:
             assert self._sizes is not None
-            reader = self._own_reader()
-            reader.reading.expect([self._sizes.locate(sample) for sample in samples])
+            reader = self._local_reader()
+            reader.shards.expect([self._sizes.locate(sample) for sample in samples])
             reader.move(self._order, self._order.block_at(positions.start, seed), seed)
         return samples
 
     def close(self) -> None:
-        """Gives the shards of the cache back, and waits for the threads, which end with what they are asking the store
-        for. A later call opens everything again."""
+        """Release the shards of the cache, and wait for the threads, which end with their present request.
+
+        A later call opens everything again.
+        """
         if self._reader is not None:
             self._reader.close()
             self._reader.join()
@@ -139,17 +143,17 @@ class StreamedShards(Dataset[Any]):
         assert self._sizes is not None
         self._order = BlockOrder(self._sizes, self._settings.block_shards)
 
-    def _own_reader(self) -> _Reader:
-        """That of this process: after a fork, the threads and the locks are those of the other one."""
+    def _local_reader(self) -> _Reader:
+        """Return the reader of this process: after a fork, threads and locks belong to the parent."""
         if self._reader is None or self._reader.pid != os.getpid():
-            self._reader = _Reader(self._list, self._kind, self._settings, self._size_of)
+            self._reader = _Reader(self._list, self._kind, self._settings, self._expected_size)
             weakref.finalize(self, self._reader.close)
         return self._reader
 
-    def _size_of(self, shard: int) -> int | None:
+    def _expected_size(self, shard: int) -> int | None:
         return None if self._sizes is None else self._sizes.size(shard)
 
-    def _known_sizes(self, samples_per_shard: int | None, num_samples: int | None) -> ShardSizes:
+    def _find_sizes(self, samples_per_shard: int | None, num_samples: int | None) -> ShardSizes:
         if self._list.sizes is not None:
             if samples_per_shard is not None or num_samples is not None:
                 raise ValueError(
@@ -158,7 +162,7 @@ class StreamedShards(Dataset[Any]):
                 )
             return ListedSizes(self._list.sizes)
         if samples_per_shard is None:
-            samples_per_shard = self._own_reader().reading.num_samples(0)
+            samples_per_shard = self._local_reader().shards.count_samples(0)
         return EqualSizes(self._list.num_shards, samples_per_shard, num_samples)
 
 
@@ -169,30 +173,30 @@ class _Settings:
 
 
 class _Reader:
-    """What one process has open."""
+    """The open shards and the prefetching threads of one process."""
 
     def __init__(
-        self, shards: ShardList, kind: ShardKind, settings: _Settings, size_of: Callable[[int], int | None]
+        self, shards: ShardList, kind: ShardKind, settings: _Settings, expected_size: Callable[[int], int | None]
     ) -> None:
         self.pid = os.getpid()
-        self.reading = ShardReading(
+        self.shards = ShardReader(
             shards,
             kind,
             ShardCache(settings.directory, settings.cache_bytes),
             most_open=settings.block_shards + _OPEN_BESIDES,
-            size_of=size_of,
+            expected_size=expected_size,
         )
         self._prefetching = Prefetching(
-            lambda shard, keep: self.reading.fetch(shard, keep, patience_s=PATIENCE_S),
-            self.reading.has,
+            lambda shard, keep: self.shards.fetch(shard, keep, patience_s=PATIENCE_S),
+            self.shards.has,
             settings.num_threads,
         )
         self._block: tuple[int, int, int] | None = None
 
     def move(self, order: BlockOrder, block: Block, seed: int) -> None:
-        place = (block.epoch, block.number, seed)
-        if place != self._block:
-            self._block = place
+        key = (block.epoch, block.number, seed)
+        if key != self._block:
+            self._block = key
             self._prefetching.move(
                 [next_block.shards for next_block in islice(order.blocks_from(block, seed), 1 + _BLOCKS_AHEAD)]
             )
@@ -200,15 +204,15 @@ class _Reader:
     def close(self) -> None:
         if self.pid == os.getpid():
             self._prefetching.close()
-            self.reading.close()
+            self.shards.close()
 
     def join(self) -> None:
         if self.pid == os.getpid():
             self._prefetching.join()
 
 
-def _listed(shards: Shards, num_shards: int | None) -> tuple[ShardList, bytes | None]:
-    """Returns also the content of the index, if there is one."""
+def _list_shards(shards: Shards, num_shards: int | None) -> tuple[ShardList, bytes | None]:
+    """Return the shards, and the content of the index if there is one."""
     if callable(shards):
         return shard_list.of_function(shards, num_shards), None
     if num_shards is not None:
@@ -217,5 +221,5 @@ def _listed(shards: Shards, num_shards: int | None) -> tuple[ShardList, bytes | 
         return shard_list.of_names(shards), None
     if not shards.partition("?")[0].endswith(_INDEX):
         return shard_list.of_pattern(shards), None
-    index = whole_file(shards)
+    index = read_file(shards)
     return shard_list.of_index(shards, read_index(shards, index)), index

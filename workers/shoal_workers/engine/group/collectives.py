@@ -97,7 +97,7 @@ _is_replaced = False
 
 
 def replace_wait() -> None:
-    """Replaces `Work.wait`, and the methods of ProcessGroup that begin a collective. Idempotent; called once per
+    """Replace `Work.wait`, and the methods of ProcessGroup that begin a collective. Idempotent; called once per
     worker, before the first group is made."""
     global _is_replaced
     if _is_replaced:
@@ -180,7 +180,7 @@ def _wait_on_other_thread(plain_wait: PlainWait, work: Work, leave: Callable[[],
 def interruptible_waits(
     leave: Callable[[], None] | None, log: CollectiveLog | None = None, clock: DeviceClock | None = None
 ) -> Iterator[None]:
-    """Makes this thread's waits within the block call `leave` after each slice; `leave` may raise to end the wait.
+    """Make this thread's waits within the block call `leave` after each slice; `leave` may raise to end the wait.
     Calls of collectives are noted in `log`, and waits of a GPU's stream in `clock`."""
     _own.leave = leave
     _own.log = log
@@ -196,7 +196,7 @@ def interruptible_waits(
 
 
 def clock_of_this_thread() -> DeviceClock | None:
-    """Returns the clock of `interruptible_waits`; None on a CPU."""
+    """Return the clock of `interruptible_waits`; None on a CPU."""
     return _own.clock
 
 

@@ -28,7 +28,7 @@ class Fence:
             self.fenced_to = max(self.fenced_to, generation)
 
     def request_yield(self, generation: int, *, durable: bool) -> None:
-        """Makes every generation up to this one stop at its next step boundary; `durable`: with a checkpoint of it."""
+        """Make every generation up to this one stop at its next step boundary; `durable`: with a checkpoint of it."""
         with self._lock:
             self.yield_to = max(self.yield_to, generation)
             if durable:

@@ -55,7 +55,7 @@ class _Limits:
 
 
 def replace_constructor() -> None:
-    """Replaces the constructor of ProcessGroupGloo. Idempotent; called once per worker, before the first group is
+    """Replace the constructor of ProcessGroupGloo. Idempotent; called once per worker, before the first group is
     made."""
     global _is_replaced
     if _is_replaced:
@@ -77,7 +77,7 @@ def replace_constructor() -> None:
 
 
 def shorten_addresses() -> None:
-    """Makes gloo exchange shorter addresses. Idempotent; called before the first group, because gloo reads the
+    """Make gloo exchange shorter addresses. Idempotent; called before the first group, because gloo reads the
     variables each time that it makes one. All ranks need the same values. A rank is known by its number then, which is
     enough: every group has a listening port of its own."""
     os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
@@ -114,7 +114,7 @@ def _on_helper_thread(construct: Callable[[], None], limits: _Limits) -> None:
 
 @contextmanager
 def bounded_connecting(leave: Callable[[], None], timeout_s: float) -> Iterator[None]:
-    """Gives each group that this thread makes within the block at most `timeout_s` to connect; then it raises
+    """Give each group that this thread makes within the block at most `timeout_s` to connect; then it raises
     FormFailed. `leave` may raise earlier, to end the wait."""
     _own.limits = _Limits(leave, timeout_s)
     try:
@@ -166,7 +166,7 @@ class GlooSockets:
         return next(self.connections(), None) is None
 
     def describe(self) -> list[str]:
-        """Returns the remote address of each open connection, by local address."""
+        """Return the remote address of each open connection, by local address."""
         descriptions = []
         for connection in self.connections():
             try:

@@ -92,7 +92,7 @@ class GradientBuckets:
         return self._num_launched - before
 
     def send(self) -> None:
-        """Sends all that was not sent yet."""
+        """Send all that was not sent yet."""
         while self._num_launched < len(self._buckets):
             bucket = self._buckets[self._num_launched]
             for index, parameter in enumerate(bucket.parameters):
@@ -128,7 +128,7 @@ class GradientBuckets:
                 bucket.work.wait()
 
     def begin(self) -> None:
-        """Forgets what was sent."""
+        """Forget what was sent."""
         self._num_launched = 0
         self._noted = []
         if not self.are_all_compared:
@@ -151,7 +151,7 @@ class GradientBuckets:
                 parameter.grad = view
 
     def sums(self) -> list[Tensor]:
-        """Returns the sums of all parameters, once they were waited for."""
+        """Return the sums of all parameters, once they were waited for."""
         return [view for bucket in self._buckets for view in bucket.views]
 
     def sum_of(self, parameter: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class GradientBuckets:
         return bucket.views[index]
 
     def note(self) -> None:
-        """Notes the gradients as they are, with their values."""
+        """Note the gradients as they are, with their values."""
         self._noted = []
         for gradient in (parameter.grad for parameter in self.parameters):
             sent = None if gradient is None else _Sent(gradient, gradient._version)

@@ -45,7 +45,7 @@ class Meshes:
     ep: DeviceMesh | None
 
     def sum_over_data_ranks(self, tensor: Tensor) -> None:
-        """Replaces it by its sum over the ranks that have the same part of the model and other samples or tokens."""
+        """Replace it by its sum over the ranks that have the same part of the model and other samples or tokens."""
         for axis in range(self.dense.ndim):
             if self.dense.size(axis) > 1:
                 dist.all_reduce(tensor, group=self.dense.get_group(axis))

@@ -259,7 +259,7 @@ class GenerationScope:
         self._sweeper: threading.Thread | None = None
 
     def wake_until_left(self) -> None:
-        """Starts the sweeper, which wakes the training thread until it has left. Idempotent; returns at once."""
+        """Start the sweeper, which wakes the training thread until it has left. Idempotent; returns at once."""
         with self._lock:
             if self._sweeper is None and not self._left.is_set():
                 self._sweeper = threading.Thread(target=self._sweep, name="shoal-sweeper", daemon=True)

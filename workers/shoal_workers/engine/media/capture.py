@@ -127,7 +127,7 @@ def capture(
     *,
     staging: Staging | None = None,
 ) -> Captured:
-    """Copies of these values, each by name.
+    """Copy these values, each by name.
 
     Args:
         images: an array or tensor (height x width, with 1, 3 or 4 channels first or last; floats from 0 to 1, or
@@ -172,7 +172,7 @@ def _first(captured: Captured, kind: str, values: Mapping[str, Any]) -> Iterable
 
 
 def _copied(captured: Captured, sources: Sequence[Pixels], staging: Staging) -> list[Pixels]:
-    """Copies in the order of the sources: those on the host in one buffer, those of a GPU in its memory."""
+    """Return copies in the order of the sources: those on the host in one buffer, those of a GPU in its memory."""
     starts, num_bytes = [], 0
     for source in sources:
         starts.append(num_bytes)

@@ -30,7 +30,7 @@ def logging_to(recorder: Recorder, position: Position) -> Iterator[None]:
 
 
 def log_current(media: Mapping[str, Any]) -> bool:
-    """Logs media for the step that is under way on this thread. False: this thread trains nothing.
+    """Log media for the step that is under way on this thread. False: this thread trains nothing.
 
     Raises:
         ValueError, TypeError: a name or a value cannot be logged.

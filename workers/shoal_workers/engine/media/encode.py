@@ -1,8 +1,7 @@
-"""Makes of captured values what is stored: PNG files, bins of histograms, cells of tables. On the recorder's thread
-only.
+"""Encodes captured values: PNG files, bins of histograms, cells of tables. On the recorder's thread only.
 
-`fetched` first brings what was copied on a GPU into the memory of the host, on a stream of its own: it waits for the
-copies, not for what the training has launched after them.
+`fetch` first copies values from a GPU to the host, on a separate stream: it waits for the copies of `capture`, not for
+what the training has launched after them.
 
 PNG is written with the standard library, so that a worker needs no package for it. An image that is given by its path
 is taken as it is, if its first bytes are those of a format that browsers show without running anything.
@@ -40,8 +39,8 @@ from shoal_workers.engine.media.capture import (
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
 
-def fetched(captured: Captured) -> Captured:
-    """The same, with nothing left in the memory of a GPU."""
+def fetch(captured: Captured) -> Captured:
+    """Return the same values in the memory of the host."""
     if captured.is_copied is not None:
         captured.is_copied.synchronize()
         with torch.Stream("cuda"):
@@ -50,33 +49,33 @@ def fetched(captured: Captured) -> Captured:
 
 
 def _on_host(captured: Captured) -> Captured:
-    there: dict[int, Tensor] = {}
-    """What was fetched, by the identity of the copy: several images are parts of one."""
+    on_host: dict[int, Tensor] = {}
+    """Fetched tensors by the identity of the copy: several images may be parts of one."""
 
-    def moved(value: Any) -> Any:
+    def move(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in there:
-            there[id(value)] = value.cpu()
-        return there[id(value)]
+        if id(value) not in on_host:
+            on_host[id(value)] = value.cpu()
+        return on_host[id(value)]
 
     return replace(
         captured,
-        images=[_single(image, moved(image.content)) for image in captured.images],
-        tensors=[replace(tensor, sample=moved(tensor.sample)) for tensor in captured.tensors],
+        images=[_select_image(image, move(image.content)) for image in captured.images],
+        tensors=[replace(tensor, sample=move(tensor.sample)) for tensor in captured.tensors],
         tables=[
-            replace(media_table, rows=tuple(tuple(map(moved, row)) for row in media_table.rows))
+            replace(media_table, rows=tuple(tuple(map(move, row)) for row in media_table.rows))
             for media_table in captured.tables
         ],
     )
 
 
-def _single(image: CapturedImage, content: Any) -> CapturedImage:
+def _select_image(image: CapturedImage, content: Any) -> CapturedImage:
     return replace(image, content=content if image.index is None else content[image.index], index=None)
 
 
-def image_file(image: CapturedImage) -> tuple[bytes, str, int | None, int | None]:
-    """The content of a file, its suffix, width and height (None means not known).
+def encode_image(image: CapturedImage) -> tuple[bytes, str, int | None, int | None]:
+    """Return the content of a file, its suffix, width and height (None means not known).
 
     Raises:
         ValueError: it is not an image that can be shown. OSError: the file cannot be read.
@@ -85,11 +84,11 @@ def image_file(image: CapturedImage) -> tuple[bytes, str, int | None, int | None
         data = _read(image.content)
         return data, _format_of(data, image.content), None, None
     pixels = _pixels(image.content)
-    return png(pixels), "png", pixels.shape[1], pixels.shape[0]
+    return encode_png(pixels), "png", pixels.shape[1], pixels.shape[0]
 
 
-def png(pixels: np.ndarray[Any, Any]) -> bytes:
-    """`pixels`: height x width x channels (1, 3 or 4), bytes."""
+def encode_png(pixels: np.ndarray[Any, Any]) -> bytes:
+    """Encode `pixels`: height x width x channels (1, 3 or 4), bytes."""
     height, width, channels = pixels.shape
     rows = np.zeros((height, 1 + width * channels), dtype=np.uint8)  # the first byte of a row: no filter
     rows[:, 1:] = pixels.reshape(height, -1)
@@ -99,7 +98,7 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
 
 
-def histogram(captured: CapturedTensor) -> MediaHistogram:
+def make_histogram(captured: CapturedTensor) -> MediaHistogram:
     sample = captured.sample
     values = sample.double().flatten().numpy() if isinstance(sample, Tensor) else np.asarray(sample, float).ravel()
     finite = values[np.isfinite(values)]
@@ -125,7 +124,7 @@ def histogram(captured: CapturedTensor) -> MediaHistogram:
     )
 
 
-def table(captured: CapturedTable) -> MediaTable:
+def make_table(captured: CapturedTable) -> MediaTable:
     rows = tuple(tuple(map(_cell, row)) for row in captured.rows)
     return MediaTable(name=captured.name, columns=captured.columns, rows=rows, num_rows=captured.num_rows)
 
@@ -141,7 +140,7 @@ def _cell(value: Any) -> str | bool | int | float | None:
 
 
 def _pixels(content: Any) -> np.ndarray[Any, Any]:
-    """Height x width x channels, bytes."""
+    """Return bytes, height x width x channels."""
     is_tensor = isinstance(content, Tensor)
     if is_tensor:
         values = (content.float() if content.is_floating_point() else content).numpy()

@@ -22,7 +22,7 @@ import torch
 from shoal_workers.contract.exception_causes import FrameOwner
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ProofDemand
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.generation_ends import LayoutRefused
 from shoal_workers.engine.group.process_group import Group
@@ -139,8 +139,8 @@ def key_of(spec: JobSpec, layout: Layout) -> str:
     digest = hashlib.sha256()
     described = spec.model_dump(mode="json", include=_SECTIONS)
     versions = [VERSION, torch.__version__, *_own_version()]
-    kind = [*sorted(kind_of(layout)), layout.num_data_ranks > 1]
-    digest.update(json.dumps([described, kind, versions], sort_keys=True).encode())
+    features = [*sorted(layout.features), layout.num_data_ranks > 1]
+    digest.update(json.dumps([described, features, versions], sort_keys=True).encode())
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     for name in sorted(name for name in files if isinstance(name, str) and owner_of(name) is FrameOwner.TASK):
         with suppress(OSError):

@@ -19,7 +19,7 @@ from shoal_workers.contract.data_preview import MAX_LABELS, DataPreview, SampleP
 from shoal_workers.contract.hugging_face import HF_TASKS
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.length_buckets import LengthBuckets
-from shoal_workers.engine.media.encode import png
+from shoal_workers.engine.media.encode import encode_png
 from shoal_workers.engine.sample_order import training_order, validation_order
 from shoal_workers.engine.step.first_look import remarks_on_labels
 from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
@@ -131,4 +131,4 @@ def _small_png(pixels: torch.Tensor | None) -> str:
     if pixels is None or pixels.shape[-1] not in (1, 3, 4):
         return ""
     every = -(-max(pixels.shape[:2]) // _IMAGE_PIXELS)
-    return base64.b64encode(png(pixels[::every, ::every].numpy())).decode()
+    return base64.b64encode(encode_png(pixels[::every, ::every].numpy())).decode()

@@ -41,7 +41,6 @@ from shoal_workers.contract import (
     StateSource,
     TrainingSettings,
     WorkerExit,
-    kind_of,
     settings_of,
     with_settings,
 )
@@ -589,8 +588,7 @@ class History:
         return replace(self, level_times=(*others, LevelTime(layout=layout, step_s=step_s)), trying=None)
 
     def with_proof(self, proof: LayoutProof) -> History:
-        kind = kind_of(proof.layout)
-        others = tuple(known for known in self.proofs if kind_of(known.layout) != kind)
+        others = tuple(known for known in self.proofs if known.layout.features != proof.layout.features)
         return replace(self, proofs=(*others, proof))
 
 

@@ -8,7 +8,7 @@ import pytest
 from shoal_service.clusters.wire import ClusterSnapshot, Reservation
 from shoal_service.control.cluster_reader import ForeignUse
 from shoal_service.control.market.build import MarketBuilder, is_preempted, standing_of
-from shoal_service.control.market.outlook import freed_places
+from shoal_service.control.market.outlook import predict_freed_nodes
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.nodes import Drain, DrainSource, Node
@@ -77,22 +77,27 @@ def build(builder: MarketBuilder, *rows: DriveRow, now: float = 10.0, **more: An
     return builder.build(rows, now=now, **known)
 
 
-def job(builder: MarketBuilder, one: DriveRow, **more: Any) -> MarketJob:
-    [found] = build(builder, one, **more).jobs
-    return found
+def job(builder: MarketBuilder, driven: DriveRow, **more: Any) -> MarketJob:
+    [market_job] = build(builder, driven, **more).jobs
+    return market_job
 
 
 def test_a_queued_job_has_its_limits_what_is_left_and_assumed_costs() -> None:
-    found = job(MarketBuilder(), row())
-    assert (found.submitted_at, found.min_workers, found.max_workers, found.priority) == (5.0, 1, 4, 3)
-    assert (found.granted, found.held, found.left, found.done) == (0, 0, 800.0, 0.0)
-    assert (found.switch_s, found.start_s, found.moved_at) == (SWITCH_S, START_S, None)
-    assert found.curve.rate(2) > found.curve.rate(1)
+    market_job = job(MarketBuilder(), row())
+    assert (market_job.submitted_at, market_job.min_workers, market_job.max_workers, market_job.priority) == (
+        5.0,
+        1,
+        4,
+        3,
+    )
+    assert (market_job.granted, market_job.held, market_job.left, market_job.done) == (0, 0, 800.0, 0.0)
+    assert (market_job.switch_s, market_job.start_s, market_job.moved_at) == (SWITCH_S, START_S, None)
+    assert market_job.curve.rate(2) > market_job.curve.rate(1)
 
 
 def test_steps_that_are_done_count_in_samples() -> None:
-    found = job(MarketBuilder(), running(25), workers={"job-a": {"n1": 2}})
-    assert (found.granted, found.held, found.left, found.done) == (2, 2, 600.0, 200.0)
+    market_job = job(MarketBuilder(), running(25), workers={"job-a": {"n1": 2}})
+    assert (market_job.granted, market_job.held, market_job.left, market_job.done) == (2, 2, 600.0, 200.0)
 
 
 def test_the_speed_of_a_group_is_measured_once_its_first_steps_are_over() -> None:
@@ -143,15 +148,20 @@ def test_labels_of_ray_say_which_nodes_are_spot() -> None:
 def test_where_a_job_may_run_comes_from_its_spec() -> None:
     worker = SPEC.worker.model_copy(update={"gpus": 1, "gpu_type": "H100", "selector": {"disk": "ssd"}})
     more = {"worker": worker, "project": "vision", "finish_by": 99.0, "capacity": "spot", "placement": "spread"}
-    found = job(MarketBuilder(), replace(row(), spec=SPEC.model_copy(update=more)))
-    assert (found.project, found.finish_by, found.capacity, found.placement) == ("vision", 99.0, "spot", "spread")
-    assert found.selector == {"disk": "ssd", "ray.io/accelerator-type": "H100"}
+    market_job = job(MarketBuilder(), replace(row(), spec=SPEC.model_copy(update=more)))
+    assert (market_job.project, market_job.finish_by, market_job.capacity, market_job.placement) == (
+        "vision",
+        99.0,
+        "spot",
+        "spread",
+    )
+    assert market_job.selector == {"disk": "ssd", "ray.io/accelerator-type": "H100"}
 
 
 def test_a_drained_node_offers_nothing() -> None:
     drain = Drain(reason="maintenance", requested_at=0.0, source=DrainSource.API)
     state = build(MarketBuilder(), row(), nodes=[node(drain=drain), node("n2")])
-    assert [one.node_id for one in state.nodes] == ["n2"]
+    assert [node.node_id for node in state.nodes] == ["n2"]
 
 
 def test_progress_alone_does_not_change_what_a_decision_was_taken_for() -> None:
@@ -174,8 +184,8 @@ def script_row(step: int, **status: Any) -> DriveRow:
 
 
 def test_what_is_left_of_a_script_is_not_known() -> None:
-    found = job(MarketBuilder(), script_row(25, tokens=None))
-    assert (found.left, found.done) == (None, 0.0)
+    market_job = job(MarketBuilder(), script_row(25, tokens=None))
+    assert (market_job.left, market_job.done) == (None, 0.0)
 
 
 def test_the_speed_of_a_script_is_learnt_from_its_samples_per_second_only() -> None:
@@ -190,8 +200,8 @@ def test_what_is_left_of_a_script_is_known_once_it_says_its_last_step_and_its_sp
     builder = MarketBuilder()
     known = {"tokens": 800, "tokens_per_s": 160.0, "total_steps": 100}
     assert job(builder, script_row(9, **known)).left is None, "its speed is not measured yet"
-    found = job(builder, script_row(20, **known))
-    assert (found.left, found.done) == (80 * 40.0, 800.0)
+    market_job = job(builder, script_row(20, **known))
+    assert (market_job.left, market_job.done) == (80 * 40.0, 800.0)
 
 
 ONE = WorkerNeed(cpus=1.0)
@@ -207,13 +217,13 @@ def worker(index: int, *, job: str = "job-a", is_alive: bool = True) -> Reservat
 
 
 def test_what_nobody_of_us_has_reserved_is_foreign_from_the_first_look_on() -> None:
-    found = ForeignUse().observe(seen(1.5, worker(0), memory_gib=6.0), {"job-a"}, 0.0)
-    assert found == {"n1": WorkerNeed(cpus=1.5, memory_gib=2.0)}
+    foreign = ForeignUse().observe(seen(1.5, worker(0), memory_gib=6.0), {"job-a"}, 0.0)
+    assert foreign == {"n1": WorkerNeed(cpus=1.5, memory_gib=2.0)}
 
 
 def test_workers_of_another_service_on_the_same_cluster_are_foreign() -> None:
-    found = ForeignUse().observe(seen(2.0, worker(0), worker(1, job="job-of-others")), {"job-a"}, 0.0)
-    assert found == {"n1": ONE}
+    foreign = ForeignUse().observe(seen(2.0, worker(0), worker(1, job="job-of-others")), {"job-a"}, 0.0)
+    assert foreign == {"n1": ONE}
 
 
 def test_a_worker_that_has_just_ended_is_not_taken_for_a_tenant() -> None:
@@ -252,8 +262,8 @@ def test_a_worker_that_is_created_for_long_waits_for_what_another_has() -> None:
     for second in range(1, 120):
         assert use.observe(seen(0.0, worker(0), waiting), {"job-a"}, float(second)) == {}, "it may be starting"
     for second in range(120, 127):
-        found = use.observe(seen(0.0, worker(0), waiting), {"job-a"}, float(second))
-    assert found == {"n1": WorkerNeed(cpus=3.0)}
+        foreign = use.observe(seen(0.0, worker(0), waiting), {"job-a"}, float(second))
+    assert foreign == {"n1": WorkerNeed(cpus=3.0)}
 
 
 def test_nothing_is_known_of_a_node_that_has_not_reported_or_is_dead() -> None:
@@ -275,17 +285,19 @@ GRANTS = {"a": 12, "urgent": 0, "later": 0}
 
 def test_a_job_that_shrinks_gives_up_its_newest_workers() -> None:
     changes = [Resize("a", 9, "r"), Start("urgent", 3, "r")]
-    assert freed_places(changes, GRANTS, HELD) == {"urgent": {"n2": 3}}
-    assert freed_places([Resize("a", 6, "r"), Start("urgent", 6, "r")], GRANTS, HELD) == {"urgent": {"n1": 2, "n2": 4}}
+    assert predict_freed_nodes(changes, GRANTS, HELD) == {"urgent": {"n2": 3}}
+    assert predict_freed_nodes([Resize("a", 6, "r"), Start("urgent", 6, "r")], GRANTS, HELD) == {
+        "urgent": {"n1": 2, "n2": 4}
+    }
 
 
 def test_a_preempted_job_gives_up_all_and_two_jobs_share_the_places() -> None:
     changes = [Preempt("a", "r", "urgent"), Start("urgent", 8, "r"), Start("later", 8, "r")]
-    assert freed_places(changes, GRANTS, HELD) == {"urgent": {"n0": 4, "n1": 4}, "later": {"n2": 4}}
+    assert predict_freed_nodes(changes, GRANTS, HELD) == {"urgent": {"n0": 4, "n1": 4}, "later": {"n2": 4}}
 
 
 def test_nothing_is_expected_where_places_are_free_or_workers_are_not_alive() -> None:
-    assert freed_places([Start("urgent", 3, "r")], GRANTS, HELD) == {}
-    assert freed_places([Resize("a", 13, "r"), Start("urgent", 3, "r")], GRANTS, HELD) == {}
-    starting = [Reservation(one.worker_id, one.job_id, one.node_id, ONE, is_alive=False) for one in HELD]
-    assert freed_places([Preempt("a", "r", "urgent"), Start("urgent", 3, "r")], GRANTS, starting) == {}
+    assert predict_freed_nodes([Start("urgent", 3, "r")], GRANTS, HELD) == {}
+    assert predict_freed_nodes([Resize("a", 13, "r"), Start("urgent", 3, "r")], GRANTS, HELD) == {}
+    starting = [Reservation(held.worker_id, held.job_id, held.node_id, ONE, is_alive=False) for held in HELD]
+    assert predict_freed_nodes([Preempt("a", "r", "urgent"), Start("urgent", 3, "r")], GRANTS, starting) == {}

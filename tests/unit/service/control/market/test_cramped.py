@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.market.outlook import without_room
+from shoal_service.control.market.outlook import find_cramped_jobs
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.market import MarketNode
 from shoal_service.store.driving import DriveRow
@@ -42,7 +42,7 @@ def node(name: str, cpus: float = 2.0, **more: Any) -> MarketNode:
 
 
 def cramped(rows: list[DriveRow], nodes: list[MarketNode], **workers: dict[str, int]) -> frozenset[str]:
-    return without_room(rows, nodes, workers)
+    return find_cramped_jobs(rows, nodes, workers)
 
 
 def test_a_job_whose_missing_worker_fits_has_room() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal_service.clusters.wire import RoomKind
-from shoal_service.control.market.outlook import MAX_WORKERS, demand
+from shoal_service.control.market.outlook import MAX_WORKERS, find_demand
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     ClusterState,
@@ -35,8 +35,8 @@ def job(name: str, *, granted: int = 0, need: WorkerNeed = CPU_NEED, least: int 
 
 def asked(state: MarketState, decisions: Sequence[Decision]) -> dict[RoomKind, int]:
     """What is asked of the only cluster."""
-    [found] = demand(state, decisions).values()
-    return found
+    [kinds] = find_demand(state, decisions).values()
+    return kinds
 
 
 def test_running_jobs_keep_what_they_have_and_waiting_ones_ask_for_their_minimum() -> None:
@@ -72,7 +72,7 @@ def test_a_job_that_waits_for_a_limit_of_jobs_asks_for_nothing() -> None:
         nodes=[MarketNode(node_id="n", cpus=4.0)],
         users={"default": User(name="default", max_running=1)},
     )
-    assert asked(state, [one for one in decide(state, 10.0) if isinstance(one, Wait)]) == {CPU: 2 + 8}
+    assert asked(state, [decision for decision in decide(state, 10.0) if isinstance(decision, Wait)]) == {CPU: 2 + 8}
 
 
 def test_nothing_is_asked_for_a_job_above_the_limit_of_any_project_above_its_own() -> None:
@@ -101,7 +101,7 @@ def test_no_more_waiting_jobs_ask_than_may_run_at_a_time() -> None:
         projects={"project": Project(name="project", max_running=1)},
         users={"user": User(name="user", max_running=1)},
     )
-    waits = [Wait(one.job_id, "no room", at) for at, one in enumerate(state.jobs)]
+    waits = [Wait(waiting.job_id, "no room", at) for at, waiting in enumerate(state.jobs)]
     assert asked(state, waits) == {CPU: 3 * 2}
 
 
@@ -109,7 +109,7 @@ def test_a_minimum_above_a_limit_asks_for_nothing_and_waits_for_the_limit() -> N
     tree = {"lab": Project(name="lab", limit=1), "x": Project(name="x", parent="lab")}
     state = MarketState(jobs=[job("a", project="x")], nodes=[MarketNode(node_id="n", cpus=8.0)], projects=tree)
     decisions = decide(state, 10.0)
-    assert [one.waits_for_limit for one in decisions if isinstance(one, Wait)] == [True]
+    assert [decision.waits_for_limit for decision in decisions if isinstance(decision, Wait)] == [True]
     assert asked(state, decisions) == {}
 
 
@@ -138,8 +138,8 @@ def test_each_cluster_is_asked_for_its_own_jobs_and_one_for_a_job_that_may_start
         clusters={"east": ClusterState.OPEN, "north": ClusterState.AWAY, "west": ClusterState.OPEN},
     )
     waits = [Wait(name, "no room", at) for at, name in enumerate(("tied", "any", "not-east"), 1)]
-    found = demand(state, [Start("c", 2, "", "west"), *waits])
-    assert found == {"east": {CPU: 3 + 6}, "north": {CPU: 2}, "west": {CPU: 2 + 5 + 7}}
+    demand = find_demand(state, [Start("c", 2, "", "west"), *waits])
+    assert demand == {"east": {CPU: 3 + 6}, "north": {CPU: 2}, "west": {CPU: 2 + 5 + 7}}
 
 
 def test_nothing_is_asked_for_a_job_whose_cluster_takes_no_jobs() -> None:
@@ -149,9 +149,9 @@ def test_nothing_is_asked_for_a_job_whose_cluster_takes_no_jobs() -> None:
         nodes=[node("east", 4.0), replace(node("north", 4.0), is_cordoned=True)],
         clusters={"east": ClusterState.OPEN, "north": ClusterState.CORDONED, "west": ClusterState.AWAY},
     )
-    assert demand(state, decide(state, 10.0)) == {"east": {}, "north": {}, "west": {}}
+    assert find_demand(state, decide(state, 10.0)) == {"east": {}, "north": {}, "west": {}}
 
 
 def test_a_cluster_without_nodes_is_asked_for_the_first_ones() -> None:
     state = MarketState(jobs=[job("a")], nodes=[], clusters={"west": ClusterState.OPEN})
-    assert demand(state, decide(state, 10.0)) == {"west": {CPU: 2}}
+    assert find_demand(state, decide(state, 10.0)) == {"west": {CPU: 2}}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kit.market import NOW, job, market, nodes
-from shoal_service.control.market.outlook import forecast
+from shoal_service.control.market.outlook import forecast_start
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Project
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -19,10 +19,10 @@ SPEC = parse_spec(
 
 
 def test_a_job_with_room_starts_at_once() -> None:
-    found = forecast(market([], nodes(4.0)), SPEC, (), decide, NOW)
-    assert found.workers is not None and 2 <= found.workers <= 4
-    assert (found.position, found.expected_at) == (None, NOW)
-    assert found.reason == "Starts with 4 workers of 1 CPU (2 to 4)."
+    start = forecast_start(market([], nodes(4.0)), SPEC, (), decide, NOW)
+    assert start.workers is not None and 2 <= start.workers <= 4
+    assert (start.position, start.expected_at) == (None, NOW)
+    assert start.reason == "Starts with 4 workers of 1 CPU (2 to 4)."
 
 
 def test_a_job_without_room_waits_behind_the_queue_for_those_that_hold_it() -> None:
@@ -31,12 +31,12 @@ def test_a_job_without_room_waits_behind_the_queue_for_those_that_hold_it() -> N
         job("job-first", 4, priority=5, left=340.0),
     )
     state = market([replace(running, held=4), first], nodes(4.0))
-    found = forecast(state, SPEC, (), decide, NOW)
-    assert (found.workers, found.position) == (None, 2)
-    assert "Needs 2 workers" in found.reason
-    assert found.expected_at is None or found.expected_at > NOW
+    start = forecast_start(state, SPEC, (), decide, NOW)
+    assert (start.workers, start.position) == (None, 2)
+    assert "Needs 2 workers" in start.reason
+    assert start.expected_at is None or start.expected_at > NOW
 
 
 def test_a_limit_of_the_project_is_named() -> None:
-    found = forecast(market([], nodes(4.0), Project(name="default", limit=1)), SPEC, (), decide, NOW)
-    assert found.workers is None and "its limit" in found.reason
+    start = forecast_start(market([], nodes(4.0), Project(name="default", limit=1)), SPEC, (), decide, NOW)
+    assert start.workers is None and "its limit" in start.reason

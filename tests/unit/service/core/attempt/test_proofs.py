@@ -7,12 +7,12 @@ from typing import Any
 
 from shoal_service.core.attempt.messages import Run
 from shoal_service.core.attempt.state.parts import Stage
-from shoal_service.supervisor.reporting.status import Readings, status_of
+from shoal_service.supervisor.reporting.status import Readings, make_status
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.layout import Layout, plain
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, ProofDemand
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 
 NewWorld = Callable[..., Any]
 ONE_MICRO_BATCH = {
@@ -57,23 +57,23 @@ def test_the_data_axes_demand_no_proof(new_world: NewWorld) -> None:
 
 def test_a_layout_that_the_planner_chooses_must_be_proven(new_world: NewWorld) -> None:
     world = starting(new_world(workers=2, **ONE_MICRO_BATCH))
-    assert kind_of(world.state.group.layout), "the planner splits the model"
+    assert world.state.group.layout.features, "the planner splits the model"
     assert demands(world) == {ProofDemand.REQUIRED}
 
 
 def test_a_refused_layout_is_not_planned_again_and_costs_no_budget(new_world: NewWorld) -> None:
     world = starting(new_world(workers=2, **ONE_MICRO_BATCH))
     tried: list[Any] = []
-    while kind_of(world.state.group.layout):
+    while world.state.group.layout.features:
         layout = world.state.group.layout
-        assert not any(kind_of(other) <= kind_of(layout) for other in tried), (tried, layout)
+        assert not any(other.features <= layout.features for other in tried), (tried, layout)
         tried.append(layout)
         words = refuse(world)
         assert world.end is None and world.state.stage is Stage.FORMING
         assert world.events("layout.refused")[-1]["message"] == words
     assert world.state.group.layout.world_size == 1, "only the data axes are left, and they have one micro-batch"
     assert world.state.budgets.recoveries == world.state.budgets.fruitless == 0
-    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    status = make_status(world.state, Readings(), spec_version=1, now=world.now)
     assert {proof.outcome for proof in status.proofs} == {ProofOutcome.REFUSED}
     assert len(status.proofs) == len(tried)
 
@@ -85,7 +85,7 @@ def test_plain_replicas_of_which_one_does_not_fit_are_followed_by_a_sharded_grou
     assert world.end is None and world.state.stage is Stage.FORMING
     assert world.state.group.layout == Layout(dp_shard=2)
     assert world.state.budgets.recoveries == world.state.budgets.fruitless == 0
-    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    status = make_status(world.state, Readings(), spec_version=1, now=world.now)
     assert [(proof.layout, proof.words) for proof in status.proofs] == [(plain(2), words)]
     reasons = [event["reason"] for event in world.events("generation.forming")]
     assert "plain: every worker has the whole state" in reasons[0]
@@ -104,7 +104,7 @@ def test_what_is_proven_is_not_proven_again_and_shows_in_the_status(new_world: N
     proof = LayoutProof(layout=world.state.group.layout, outcome=ProofOutcome.PROVEN, difference=1e-7, seconds=0.8)
     world.join(proof=proof)
     assert world.events("layout.proven")[0]["layout"] == "tp2"
-    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    status = make_status(world.state, Readings(), spec_version=1, now=world.now)
     assert status.proofs == (proof,)
     world.die(1)
     world.obey_interrupts()
@@ -116,6 +116,6 @@ def test_what_is_proven_is_not_proven_again_and_shows_in_the_status(new_world: N
 
 
 def test_a_proof_answers_for_every_layout_that_uses_no_more() -> None:
-    proven = kind_of(Layout(pp=2, tp=2, dp_shard=2))
-    assert kind_of(Layout(tp=8)) <= proven and kind_of(Layout(dp_shard=8)) <= proven
-    assert not kind_of(Layout(cp=2)) <= proven
+    proven = Layout(pp=2, tp=2, dp_shard=2).features
+    assert Layout(tp=8).features <= proven and Layout(dp_shard=8).features <= proven
+    assert not Layout(cp=2).features <= proven

@@ -27,7 +27,7 @@ from shoal_service.core.attempt.state.parts import AvoidedNode, Stage
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import REPEATED, LostAttempt
 from shoal_service.core.goodput import Category, recovering, show
-from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
+from shoal_service.supervisor.reporting.status import Readings, job_state, make_status
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.layout import Layout
@@ -537,7 +537,7 @@ def test_new_code_that_fails_at_its_start_is_rolled_back(new_world: NewWorld) ->
 
 def test_what_a_script_does_not_report_is_not_shown(new_world: NewWorld) -> None:
     world = script_world(new_world).open(then=0)
-    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    status = make_status(world.state, Readings(), spec_version=1, now=world.now)
     assert status.state is JobState.RUNNING and status.layout == ""
     unknown = ("loss", "lr", "grad_norm", "tokens", "tokens_per_s", "num_parameters", "total_steps", "eta_s", "step_at")
     assert [name for name in unknown if getattr(status, name) is not None] == []

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
-from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
+from shoal_service.supervisor.reporting.status import Readings, job_state, make_status
 from shoal_workers.contract.job import EndReason, JobState
 
 NewWorld = Callable[..., Any]
@@ -80,7 +80,7 @@ def test_a_preempted_attempt_is_shown_as_pausing_for_that_reason_until_its_end(
     seen = []
 
     def look() -> None:
-        status = status_of(world.state, Readings(), spec_version=1, now=0.0)
+        status = make_status(world.state, Readings(), spec_version=1, now=0.0)
         seen.append((status.state, status.reason, "returns to the queue" in status.message))
 
     world.direct(is_preempted=True)
@@ -116,7 +116,7 @@ def test_a_move_is_said_as_one(new_world: NewWorld) -> None:
 def test_an_attempt_that_trains_says_where_it_moves_until_it_has_saved(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
     world.direct(is_preempted=True, moves_to="west")
-    status = status_of(world.state, Readings(), spec_version=1, now=0.0)
+    status = make_status(world.state, Readings(), spec_version=1, now=0.0)
     assert (status.state, status.reason) == (JobState.PAUSING, "moved")
     assert status.message.startswith("The job moves to the cluster west: ")
     [switching] = world.events("generation.switching")

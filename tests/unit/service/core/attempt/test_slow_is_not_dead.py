@@ -12,7 +12,7 @@ from shoal_service.core.attempt.messages import ProgressReported
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.desired import Desired
-from shoal_service.supervisor.reporting.status import Readings, status_of
+from shoal_service.supervisor.reporting.status import Readings, make_status
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import Phase, Progress
 from shoal_workers.contract.spec import JobSpec
@@ -122,7 +122,7 @@ def shown(world: Any, **notes: str) -> tuple[float | None, str]:
     for name, note in notes.items():
         progress = Progress(generation=0, phase=Phase.PREPARING, step=0, at=0.0, note=note)
         readings.progress[int(name.removeprefix("w"))] = progress
-    status = status_of(world.state, readings, spec_version=1, now=world.now)
+    status = make_status(world.state, readings, spec_version=1, now=world.now)
     return status.deadline, status.note
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.core.attempt.state.parts import Stage
-from shoal_service.supervisor.reporting.status import Readings, status_of
+from shoal_service.supervisor.reporting.status import Readings, make_status
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -25,7 +25,7 @@ def waiting(new_world: NewWorld, **settings: Any) -> Any:
 
 def test_the_status_states_what_it_waits_for_and_until_when(new_world: NewWorld) -> None:
     world = waiting(new_world)
-    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    status = make_status(world.state, Readings(), spec_version=1, now=world.now)
     assert status.state is JobState.WAITING and status.reason == "min_workers_unreachable"
     assert status.message == "2 of 3 workers ready; the others are starting"
     assert status.deadline == world.now + 30.0

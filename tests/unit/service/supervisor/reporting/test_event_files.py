@@ -25,8 +25,8 @@ def written(root: Path, *points: SeriesPoint) -> list[Event]:
     """What a run with these points leaves in the only file."""
     said: list[str] = []
     files = EventFiles(str(root), said.append)
-    for one in points:
-        files.add(one)
+    for point in points:
+        files.add(point)
     files.close()
     assert files.wait(_PATIENCE_S) and said == []
     [file] = (root / "tensorboard").iterdir()

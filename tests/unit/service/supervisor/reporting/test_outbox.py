@@ -184,6 +184,6 @@ def test_after_a_restart_numbers_jump_beyond_all_earlier_ones() -> None:
 def test_unacknowledged_items_survive_json() -> None:
     items = (event(1), incident(2), checkpoint(4, "committed"))
     unacknowledged = tuple(Unacknowledged(seq=n, item=item) for n, item in enumerate(items, start=1))
-    for one in unacknowledged:
-        assert Unacknowledged.model_validate_json(one.model_dump_json()) == one
+    for item in unacknowledged:
+        assert Unacknowledged.model_validate_json(item.model_dump_json()) == item
     assert JournalEntry.model_fields["unacknowledged"].annotation == tuple[Unacknowledged, ...]

@@ -30,7 +30,7 @@ from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter, SystemSampler
-from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since
+from shoal_service.supervisor.reporting.status import Readings, keep_since, make_incident_view, make_status
 from shoal_service.views import CheckpointView, Condition, ConditionType, JobStatus
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
 from shoal_workers.contract.messages import LogLine, Phase, Progress, Stacks, WorkerInfo, WorkerPoll, WorkerUse
@@ -69,7 +69,7 @@ class Case:
         )
 
     def reports(self) -> SupervisorReports:
-        self.reporter.show(self.state)
+        self.reporter.update_status(self.state)
         return self.outbox.pull(0, 0.0)
 
     def step(self, step: int, *, generation: int = 2, step_s: float = 0.5) -> None:
@@ -116,7 +116,7 @@ def test_the_average_of_the_step_time_starts_again_in_each_generation(case: Case
 
 
 def test_a_suspected_node_is_reported_to_the_service_and_to_the_history(case: Case) -> None:
-    case.reporter.suspect(SuspectNode("node-7", "computes wrong"))
+    case.reporter.suspect_node(SuspectNode("node-7", "computes wrong"))
     reports = case.reports()
     [suspect], [event] = reports.suspects, reports.events
     assert (suspect.node_id, suspect.reason) == ("node-7", "computes wrong")
@@ -197,7 +197,7 @@ def test_the_layout_of_a_forming_generation_is_shown(case: Case) -> None:
     forming = GenerationForming(
         generation=2, workers=2, layout="fsdp2", reason="why", source=StateSource.INITIAL, restore=None, step=0
     )
-    case.reporter.report([Emit(forming)], case.state)
+    case.reporter.carry_out([Emit(forming)], case.state)
     reports = case.reports()
     assert (reports.status.layout, reports.status.layout_reason) == ("fsdp2", "why")
     assert reports.events[0].type == "generation.forming"
@@ -212,10 +212,10 @@ def test_the_size_of_the_model_is_known_once_a_group_has_formed(case: Case) -> N
 
 
 def test_a_failed_save_is_a_condition_until_one_succeeds(case: Case) -> None:
-    case.reporter.report([Emit(CheckpointFailed(message="disk full"))], case.state)
+    case.reporter.carry_out([Emit(CheckpointFailed(message="disk full"))], case.state)
     condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.reason, condition.message) == (False, "SaveFailed", "disk full")
-    case.reporter.report([Emit(CheckpointCommitted(name="x", step=1, generation=1))], case.state)
+    case.reporter.carry_out([Emit(CheckpointCommitted(name="x", step=1, generation=1))], case.state)
     condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.message) == (True, "")
 
@@ -230,8 +230,8 @@ def test_every_condition_says_since_when() -> None:
     case, started_at = Case(), SystemClock().time()
     first = {c.type: c for c in case.reports().status.conditions}
     assert set(first) == set(ConditionType), "every type that is promised is made"
-    assert all(one.since >= started_at for one in first.values())
-    case.reporter.report([Emit(CheckpointFailed(message="disk full"))], case.state)
+    assert all(condition.since >= started_at for condition in first.values())
+    case.reporter.carry_out([Emit(CheckpointFailed(message="disk full"))], case.state)
     failed = {c.type: c for c in case.reports().status.conditions}
     unchanged = set(ConditionType) - {ConditionType.CHECKPOINT_HEALTHY}
     assert {type_: failed[type_] for type_ in unchanged} == {type_: first[type_] for type_ in unchanged}
@@ -257,8 +257,8 @@ def test_since_is_the_last_change_of_the_status(
         return Condition(type=ConditionType.PROGRESSING, status=status, reason="r", message="m", since=since)
 
     known = () if before is None else (condition(*before),)
-    [found] = with_since((condition(*now_is),), known, 50.0)
-    assert (found.status, found.since) == (now_is[0], since)
+    [dated] = keep_since((condition(*now_is),), known, 50.0)
+    assert (dated.status, dated.since) == (now_is[0], since)
 
 
 def test_incidents_checkpoints_and_the_end_are_reported(case: Case) -> None:
@@ -274,10 +274,10 @@ def test_incidents_checkpoints_and_the_end_are_reported(case: Case) -> None:
     checkpoint = CheckpointView(step=4, url="u", state="committed", attempt=1, generation=2)
     end = AttemptEnd(reason=EndReason.FINISHED, message="m", step=12)
     case.reporter.add(checkpoint)
-    case.reporter.report([ShowIncident(incident), End(end)], case.state)
+    case.reporter.carry_out([ShowIncident(incident), End(end)], case.state)
     reports = case.reports()
     assert (
-        reports.incidents == (incident_view(incident, closed_at=None),)
+        reports.incidents == (make_incident_view(incident, closed_at=None),)
         and reports.checkpoints == (checkpoint,)
         and reports.end == end
     )
@@ -286,10 +286,10 @@ def test_incidents_checkpoints_and_the_end_are_reported(case: Case) -> None:
 def test_an_end_for_lack_of_progress_says_where_the_ranks_were(case: Case) -> None:
     group, where = GroupBefore(generation=2, num_workers=2), "rank 1 is in its code (a.py:3 f)"
     incident = Incident(id=1, cause=IncidentCause.HUNG, witness="w", ranks=(), worker_ids=(), before=group, at=1.0)
-    case.reporter.report([ShowIncident(incident)], case.state)
+    case.reporter.carry_out([ShowIncident(incident)], case.state)
     case.reporter.keep_stacks(1, Stacks(at=1.0, generation=2, reason="r", clusters=(), summary=where))
     end = AttemptEnd(reason=EndReason.RECOVERY_BUDGET, message="6 re-formations; last: hung", step=12)
-    case.reporter.report([End(end)], case.state)
+    case.reporter.carry_out([End(end)], case.state)
     told = case.reports().end
     assert told is not None
     assert told.message == f"6 re-formations; last: hung; before, {where}"
@@ -340,11 +340,11 @@ Change = Callable[[Any], None]
 
 
 def status(world: Any) -> JobStatus:
-    return status_of(world.state, Readings(), spec_version=1, now=world.now)
+    return make_status(world.state, Readings(), spec_version=1, now=world.now)
 
 
 def condition(world: Any, type_: ConditionType) -> Condition:
-    return next(one for one in status(world).conditions if one.type is type_)
+    return next(condition for condition in status(world).conditions if condition.type is type_)
 
 
 def silent(world: Any) -> None:
@@ -440,7 +440,7 @@ def test_on_gpus_no_share_of_communication_is_shown(gpus: int, shown: float | No
     world = make_world(workers=2, worker={"gpus": gpus}).open(then=1)
     readings = Readings()
     readings.add(_step(1, (0.75, 0.25)))
-    assert status_of(world.state, readings, spec_version=1, now=world.now).communication_share == shown
+    assert make_status(world.state, readings, spec_version=1, now=world.now).communication_share == shown
 
 
 def test_the_rank_with_the_slowest_data_counts() -> None:
@@ -462,8 +462,8 @@ def test_a_measurement_that_polls_repeat_counts_once() -> None:
     sampler = SystemSampler()
     for measured in (use(1.0, 1.0), use(1.0, 1.0), use(6.0, 3.0)):
         sampler.add(7, 0, measured, 1)
-    found = sampler.take(1, now=9.0, now_mono=100.0)
-    assert found is not None and found.values["cpu_cores"] == (2.0,) and (found.at, found.generation) == (9.0, 1)
+    sample = sampler.take(1, now=9.0, now_mono=100.0)
+    assert sample is not None and sample.values["cpu_cores"] == (2.0,) and (sample.at, sample.generation) == (9.0, 1)
 
 
 def test_the_next_sample_comes_after_its_interval_and_has_new_measurements_only() -> None:
@@ -472,8 +472,8 @@ def test_the_next_sample_comes_after_its_interval_and_has_new_measurements_only(
     assert sampler.take(1, now=9.0, now_mono=100.0) is not None
     sampler.add(7, 0, use(6.0, 3.0), 1)
     assert sampler.take(1, now=18.0, now_mono=109.9) is None
-    found = sampler.take(1, now=19.0, now_mono=110.0)
-    assert found is not None and found.values["cpu_cores"] == (3.0,)
+    sample = sampler.take(1, now=19.0, now_mono=110.0)
+    assert sample is not None and sample.values["cpu_cores"] == (3.0,)
     assert sampler.take(1, now=40.0, now_mono=131.0) is None, "nothing was measured"
 
 
@@ -482,5 +482,5 @@ def test_a_new_generation_begins_with_nothing_and_workers_without_a_rank_do_not_
     sampler.add(7, 0, use(1.0, 1.0), 1)
     sampler.add(8, 0, use(2.0, 5.0), 2)
     sampler.add(9, None, use(2.0, 9.0), 2)
-    found = sampler.take(2, now=9.0, now_mono=100.0)
-    assert found is not None and found.generation == 2 and found.values["cpu_cores"] == (5.0, None)
+    sample = sampler.take(2, now=9.0, now_mono=100.0)
+    assert sample is not None and sample.generation == 2 and sample.values["cpu_cores"] == (5.0, None)

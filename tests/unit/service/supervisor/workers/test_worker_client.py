@@ -61,7 +61,7 @@ class Bench:
         self.raylets: dict[str, tuple[str, int]] = {}
         self._spawned: set[asyncio.Task[None]] = set()
         state, reporter = new_attempt(CONFIG, 1000.0), Reporter(self.outbox, CONFIG, self.clock)
-        reporter.show(state)
+        reporter.update_status(state)
         context = SupervisorContext(
             fleet=self.fleet,
             clock=self.clock,

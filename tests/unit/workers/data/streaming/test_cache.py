@@ -24,12 +24,12 @@ def fill(cache: ShardCache, name: str, num_bytes: int = 100, used_at: int = 0) -
 
 
 def content(cache: ShardCache, name: str) -> bytes | None:
-    held = cache.opened(name)
+    held = cache.open_shard(name)
     if held is None:
         return None
-    found = held.path.read_bytes()
+    content = held.path.read_bytes()
     held.close()
-    return found
+    return content
 
 
 def test_a_shard_is_there_once_all_of_it_is(cache: ShardCache) -> None:
@@ -71,11 +71,11 @@ def test_opening_a_shard_is_using_it(cache: ShardCache) -> None:
 def test_a_shard_in_use_and_one_that_is_needed_first_are_not_deleted(cache: ShardCache) -> None:
     for number in (1, 2, 3):
         fill(cache, str(number), used_at=number)
-    held = [cache.opened("1"), cache.opened("2")]
+    held = [cache.open_shard("1"), cache.open_shard("2")]
     assert cache.claim("4", 100, keep=["3"]) is NoClaim.FULL
-    for one in held:
-        assert one is not None
-        one.close()
+    for file in held:
+        assert file is not None
+        file.close()
     assert isinstance(cache.claim("4", 100, keep=["3"]), Claim)
     assert content(cache, "3") is not None
 

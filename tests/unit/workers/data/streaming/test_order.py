@@ -134,21 +134,21 @@ def test_a_shard_that_another_process_fetches_is_looked_at_again() -> None:
     window = _window()
     shard = window.next(0.0)
     assert shard == 7
-    window.answered(shard, NoClaim.FETCHED_BY_OTHER, 0.0)
+    window.record(shard, NoClaim.FETCHED_BY_OTHER, 0.0)
     assert window.next(0.1) == 8
     assert window.next(0.3) == 7
-    window.answered(7, NoClaim.PRESENT, 0.3)
+    window.record(7, NoClaim.PRESENT, 0.3)
     assert window.next(9.0) == 9
 
 
 def test_a_full_cache_stops_everything_for_a_while_or_until_the_block_is_read() -> None:
     window = _window()
     assert window.next(0.0) == 7
-    window.answered(7, NoClaim.FULL, 0.0)
+    window.record(7, NoClaim.FULL, 0.0)
     assert window.next(0.5) is None
     assert window.wake_at() == 1.0
     assert window.next(1.0) == 7
-    window.answered(7, NoClaim.FULL, 1.0)
+    window.record(7, NoClaim.FULL, 1.0)
     window.move([[4, 5], [1]], 0)
     assert window.next(1.1) == 4
 
@@ -156,7 +156,7 @@ def test_a_full_cache_stops_everything_for_a_while_or_until_the_block_is_read() 
 def test_a_shard_that_could_not_be_fetched_is_tried_later() -> None:
     window = _window()
     assert window.next(0.0) == 7
-    window.answered(7, None, 0.0, failed=True)
+    window.record(7, None, 0.0, failed=True)
     assert [window.next(1.0), window.next(2.5)] == [8, 7]
 
 
@@ -164,7 +164,7 @@ def test_what_is_here_is_not_fetched_again_when_the_window_moves() -> None:
     window = _window()
     for shard in (7, 8, 9, 4):
         assert window.next(0.0) == shard
-        window.answered(shard, None, 0.0)
+        window.record(shard, None, 0.0)
     assert window.next(0.0) == 5
     window.move([[4, 5], [1], [2]], 0)
     assert [window.next(0.0) for _ in range(3)] == [1, 2, None], "4 is here, and 5 is being fetched"

@@ -14,7 +14,7 @@ from shoal_service.core.attempt.placement import lonely_ranks
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.events.workers import IncidentOpened
 from shoal_service.core.node_loss import Protection
-from shoal_service.supervisor.reporting.status import Readings, status_of
+from shoal_service.supervisor.reporting.status import Readings, make_status
 from shoal_service.views import ConditionType
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.worker_reports import SnapshotCost, SnapshotsStopped
@@ -37,7 +37,7 @@ def test_a_dead_worker_repeats_one_step_or_the_steps_between_copies_with_the_rea
     _cost(world, every_steps=2.5, copies_reason="torch.optim.Muon is not elementwise")
     bound = worker_loss_bound(world.state)
     assert bound is not None and bound.words() == "repeats at most 3 steps: torch.optim.Muon is not elementwise"
-    assert status_of(world.state, Readings(), spec_version=1, now=0.0).worker_loss == bound
+    assert make_status(world.state, Readings(), spec_version=1, now=0.0).worker_loss == bound
 
 
 def test_without_memory_a_dead_worker_repeats_the_steps_since_the_checkpoint(new_world: NewWorld) -> None:
@@ -129,7 +129,7 @@ def test_without_snapshots_only_the_checkpoint_counts(new_world: NewWorld) -> No
 def test_one_rank_without_memory_ends_the_snapshots_of_all_and_the_status_says_so(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
     _cost(world, buddy_step=5)
-    status = status_of(world.state, Readings(), spec_version=1, now=0.0)
+    status = make_status(world.state, Readings(), spec_version=1, now=0.0)
     assert _healthy(status) == (True, "Keeping", "")
     full = SnapshotsStopped(generation=1, step=6, at=9.0, rank=1, only_copies=False, message="no space left")
     for _ in range(2):
@@ -137,12 +137,12 @@ def test_one_rank_without_memory_ends_the_snapshots_of_all_and_the_status_says_s
     assert _bound(world).protection is Protection.CHECKPOINT
     assert _bound(world).reason == "rank 1 has no memory for snapshots"
     readings = Readings(snapshots=world.state.progress.snapshots)
-    status = status_of(world.state, readings, spec_version=1, now=0.0)
+    status = make_status(world.state, readings, spec_version=1, now=0.0)
     assert _healthy(status) == (False, "MemoryFull", "rank 1: no space left")
     assert status.snapshot_every_steps is None
     assert len(world.events("snapshot.lacking")) == 1
     world.lose(2)
-    assert _healthy(status_of(world.state, readings, spec_version=1, now=0.0))[0], "the next group tries again"
+    assert _healthy(make_status(world.state, readings, spec_version=1, now=0.0))[0], "the next group tries again"
 
 
 def test_a_worker_that_could_not_open_its_shared_memory_is_shown(new_world: NewWorld) -> None:
@@ -152,7 +152,7 @@ def test_a_worker_that_could_not_open_its_shared_memory_is_shown(new_world: NewW
     world.state = replace(world.state, pool=world.state.pool.with_worker(without))
     world.lose(2)
     world.until(Stage.RUNNING)
-    status = status_of(world.state, Readings(), spec_version=1, now=0.0)
+    status = make_status(world.state, Readings(), spec_version=1, now=0.0)
     assert _healthy(status)[:2] == (False, "MemoryFull")
     assert "could not use shared memory" in _healthy(status)[2]
     [event] = world.events("snapshot.lacking")
