@@ -31,7 +31,7 @@ from shoal_service.clock import SystemClock, wait_for_any
 from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.isolation import Isolation, IsolationConfig, isolate
-from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherit_environment
 from shoal_service.clusters.wire import DEFAULT_CLUSTER, GatewayConfig
 from shoal_service.collector import OF_CONTROL_PLANE, collect_rarely
 from shoal_service.control.config import ControlConfig
@@ -324,7 +324,7 @@ def _say(line: str) -> None:
 
 
 def _warnings(embedded: EmbeddedCluster | None, settings: Settings) -> tuple[str, ...]:
-    dead_nodes = embedded.away if embedded is not None else ()
+    dead_nodes = embedded.dead_nodes if embedded is not None else ()
     if not dead_nodes:
         return ()
     if settings.leave_dead_nodes:
@@ -394,8 +394,8 @@ def _reachable(host: str) -> str:
 def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
     """Return the environment of the gateway: with the token of the Ray cluster, and no setting of the server."""
     if embedded is not None:
-        return {**inherited(os.environ), **embedded.environment}
-    return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}
+        return {**inherit_environment(os.environ), **embedded.environment}
+    return {**CLUSTER_ENVIRONMENT, **inherit_environment(os.environ, keep_ray_access=True)}
 
 
 async def _start_cluster(
