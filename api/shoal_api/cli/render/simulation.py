@@ -29,7 +29,7 @@ class Simulated:
     metrics: Metrics
 
 
-def simulation_page(trace: Trace, market: Market, results: Sequence[Simulated], *, restart_costs: bool) -> list[Any]:
+def render_simulation(trace: Trace, market: Market, results: Sequence[Simulated], *, restart_costs: bool) -> list[Any]:
     longest_h = max(filter(math.isfinite, (result.metrics.makespan_h for result in results)), default=0.0)
     unit, per_hour, digits = ("hours", 1, 3) if longest_h >= _LEAST_HOURS else ("minutes", 60, 1)
     best = min((result.metrics.mean_jct_h for result in results if not result.metrics.num_unfinished), default=math.nan)
