@@ -26,7 +26,7 @@ from starlette.concurrency import run_in_threadpool
 
 from shoal_api.answers import EventPage, StreamEnd, log_source
 from shoal_api.http.streams import Batch, ThreadFollower, sse_event
-from shoal_service.store import Store, histories
+from shoal_service.store import Store, curves, histories
 from shoal_service.views import LogView
 from shoal_workers.contract import JobState
 
@@ -36,7 +36,6 @@ POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"
 _NEW_AT_ONCE = 1000
 _MAX_LOG_LINES = 500
 """Log lines in the first answer, at most."""
-_MAX_POINTS = 500
 _Version = tuple[float, int, int]
 _LINES = TypeAdapter(list[Any])
 
@@ -239,7 +238,7 @@ class OverviewFollower:
 
 def _read_after(store: Store, job_id: str, position: Position, logs: bool) -> _Part:
     """Read what a client lacks; nothing if the job has not changed since."""
-    state, version = store.reading(histories.job_version)(job_id)
+    state, version = store.reading(histories.read_job_version)(job_id)
     if version == position.version:
         return state, (), position
     return state, *_parts(store, job_id, position, version, logs=logs)
@@ -256,18 +255,18 @@ def _parts(
     rolled_back = 0 < job.status.step < position.step
     after = job.status.step if rolled_back else position.step
     with store.read() as tx:
-        series = histories.series_columns(tx, job_id, after_step=after, max_points=_MAX_POINTS)
+        series = histories.read_series_columns(tx, job_id, after_step=after)
     if series.step or first:
         parts.append(("series", _columns(series, is_first=position.step < 0)))
     with store.read() as tx:
-        samples = histories.samples(tx, job_id, after=position.sampled_at)
+        samples = curves.read_samples(tx, job_id, after=position.sampled_at)
     if samples.at or first:
         parts.append(("samples", _columns(samples, is_first=position.sampled_at == 0.0)))
 
     documents = {
-        "incidents": to_json(store.reading(histories.newest_incidents)(job_id)).decode(),
+        "incidents": to_json(store.reading(histories.read_incidents)(job_id, newest=histories.MAX_INCIDENTS)).decode(),
         "workers": to_json(store.reading(histories.read_workers)(job_id)).decode(),
-        "checkpoints": to_json(store.reading(histories.newest_checkpoints)(job_id)).decode(),
+        "checkpoints": to_json(store.reading(histories.read_newest_checkpoints)(job_id)).decode(),
     }
     checksums = tuple(zlib.crc32(text.encode()) for text in documents.values())
     for (name, text), before, now in zip(documents.items(), position.documents, checksums, strict=True):
@@ -275,8 +274,12 @@ def _parts(
             parts.append((name, text))
 
     with store.read() as tx:
-        events = histories.newest_events(
-            tx, job_id, after=position.event, limit=_NEW_AT_ONCE, newest=100 if position.event == 0 else None
+        events = histories.read_events(
+            tx,
+            job_id,
+            after=position.event,
+            limit=_NEW_AT_ONCE,
+            tail=histories.MAX_EVENTS if position.event == 0 else None,
         )
     if events or first:
         parts.append(("events", to_json(events).decode()))
