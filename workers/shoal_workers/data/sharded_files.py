@@ -31,7 +31,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from shoal_workers.data.errors import DataError, MissingTextError
-from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard, read_index
+from shoal_workers.data.shard_formats import ShardFormat, find_shard_format, open_shard, read_index
 
 INDEX = "index.json"
 _SAVED_STATE = "state.json"
@@ -176,7 +176,7 @@ def _of_folder(folder: Path, format: ShardFormat | None) -> list[_Found]:
 
 
 def _is_shard(path: Path) -> bool:
-    return format_of(path.name) is not None and not path.name.startswith((".", "_"))
+    return find_shard_format(path.name) is not None and not path.name.startswith((".", "_"))
 
 
 def _of_index(index: Path, format: ShardFormat | None) -> list[_Found]:
