@@ -8,7 +8,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.store import Lease, Store, driving, histories, submissions
-from shoal_service.store.hub import REQUESTS, Hub
+from shoal_service.store.hub import Hub, Topic
 from shoal_workers.contract.job import EndReason
 
 Submit = Callable[..., str]
@@ -30,7 +30,7 @@ def test_subscribers_are_notified_of_commits_of_their_job_until_they_close(store
 
 def test_requests_are_notified_apart_from_the_progress_of_jobs(store: Store, begin: Begin, submit: Submit) -> None:
     notified: list[str] = []
-    with store.subscribe(notified.append, REQUESTS):
+    with store.subscribe(notified.append, Topic.REQUESTS):
         job_id = submit()
         attempt = begin(job_id)
         assert notified == [job_id], "the scheduler's own decision is no request"

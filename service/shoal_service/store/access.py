@@ -7,7 +7,7 @@ principal. A token that a token made is valid as long as that one is, whatever i
 The audit: who changed what through the API, and from where. Rows are inserted, never changed, and deleted
 only when they are old, which is a row itself.
 
-The deed of a request is in a context variable: the HTTP edge sets it, and the first transaction that writes in the
+The entry of a request is in a context variable: the HTTP edge sets it, and the first transaction that writes in the
 request's context (`Store.write`) inserts the row. So a change and its record are committed together, and no caller
 can forget it.
 """
@@ -268,7 +268,7 @@ _BATCH = 5_000
 
 
 @dataclass(slots=True)
-class Deed:
+class AuditEntry:
     """A request that may change something. Used by one request at a time."""
 
     at: float
@@ -281,12 +281,12 @@ class Deed:
     job_id: str = ""
     is_recorded: bool = False
 
-    def by(self, principal: Principal) -> None:
+    def set_actor(self, principal: Principal) -> None:
         self.actor, self.role, self.token_id = principal.name, principal.role.value, principal.token_id
 
 
-CURRENT: ContextVar[Deed | None] = ContextVar("deed", default=None)
-"""The deed that is under way; None means no request of the API, but the service itself."""
+CURRENT_ENTRY: ContextVar[AuditEntry | None] = ContextVar("audit_entry", default=None)
+"""Entry of the request that is served; None if the service itself acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,56 +299,49 @@ class AuditQuery:
     limit: int = 100
 
 
-def record(tx: Transaction, deed: Deed, outcome: str = DONE) -> None:
+def record(tx: Transaction, entry: AuditEntry, outcome: str = DONE) -> None:
     row = {
-        "at": deed.at,
-        "actor": deed.actor,
-        "role": deed.role,
-        "token_id": deed.token_id,
-        "address": deed.address,
-        "operation": deed.operation,
-        "path": deed.path[:_MAX_PATH],
-        "job_id": deed.job_id,
+        "at": entry.at,
+        "actor": entry.actor,
+        "role": entry.role,
+        "token_id": entry.token_id,
+        "address": entry.address,
+        "operation": entry.operation,
+        "path": entry.path[:_MAX_PATH],
+        "job_id": entry.job_id,
         "outcome": outcome,
     }
     tx.execute(insert(audit), row)
 
 
-def record_refusal(tx: Transaction, deed: Deed, outcome: str) -> None:
+def record_refusal(tx: Transaction, entry: AuditEntry, outcome: str) -> None:
     """Records the code of a request that changed no row, or was refused. `Store.write` then adds no record of its
     own."""
-    deed.is_recorded = True
-    record(tx, deed, outcome)
+    entry.is_recorded = True
+    record(tx, entry, outcome)
 
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """What is written within this block only prepares what the request asks for: it is not recorded."""
-    token = CURRENT.set(None)
+    """Leave what is written within this block out of the audit: it only prepares the request."""
+    token = CURRENT_ENTRY.set(None)
     try:
         yield
     finally:
-        CURRENT.reset(token)
+        CURRENT_ENTRY.reset(token)
 
 
-def about(job_id: str) -> None:
-    """Notes that the request that is served has made this job."""
-    deed = CURRENT.get()
-    if deed is not None:
-        deed.job_id = job_id
+def note_created(*, job_id: str = "", path: str | None = None) -> None:
+    """Note what the request that is served has created: a job, or another resource at a path."""
+    entry = CURRENT_ENTRY.get()
+    if entry is not None:
+        entry.job_id, entry.path = job_id, path or entry.path
 
 
-def made(path: str) -> None:
-    """Notes that the request that is served has made this resource, which is no job."""
-    deed = CURRENT.get()
-    if deed is not None:
-        deed.job_id, deed.path = "", path
-
-
-def by() -> dict[str, Any]:
-    """The field `by` of an event: the principal that makes the request that is served, if there is one."""
-    deed = CURRENT.get()
-    return {"by": deed.actor} if deed is not None and deed.actor else {}
+def make_actor_field() -> dict[str, Any]:
+    """Return the field `by` of an event: the principal whose request is served, if there is one."""
+    entry = CURRENT_ENTRY.get()
+    return {"by": entry.actor} if entry is not None and entry.actor else {}
 
 
 def read(tx: Transaction, query: AuditQuery) -> list[AuditEvent]:
@@ -375,9 +368,9 @@ def remove_before(tx: Transaction, before: float, *, reason: str, now: float) ->
         return 0
     tx.execute(delete(audit).where(audit.c.num.in_(nums)))
     until = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    deed = Deed(at=now, address="", operation="retention of the audit", path="", actor="retention")
-    deed.path = f"{len(nums)} records before {until} deleted: {reason}"
-    record(tx, deed)
+    entry = AuditEntry(at=now, address="", operation="retention of the audit", path="", actor="retention")
+    entry.path = f"{len(nums)} records before {until} deleted: {reason}"
+    record(tx, entry)
     return len(nums)
 
 

@@ -6,7 +6,7 @@
     take_report     a gateway: its report, and answers, of which the first one of each order counts
     answers_of      whoever wrote the orders
 
-Subscribers of `orders_of(cluster)` and `reports_of(cluster)` are notified after each commit. Neither is a change of a
+Subscribers of the cluster's `Topic.ORDERS` and `Topic.REPORTS` are notified after each commit. Neither is a change of a
 job, so no other subscriber is. Orders and reports are JSON texts of `shoal_service.clusters`, and are not looked into.
 
 A cluster is known from its first token on, before its gateway has reported. It is removed with its orders and its
@@ -31,18 +31,9 @@ from shoal_service.core.nodes import Cordon
 from shoal_service.store import access
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.errors import ClusterConflict, ClusterNameTaken, ClusterNotFound, GatewayRefused
+from shoal_service.store.hub import Topic
 from shoal_service.store.tables import attempt_tokens, cluster_orders, clusters, jobs, lease
 from shoal_workers.contract import check_labels
-
-
-def orders_of(cluster: str) -> str:
-    """A topic for `Store.subscribe`, in place of a job's id: an order to the cluster was written or cancelled."""
-    return f"orders of cluster {cluster}"
-
-
-def reports_of(cluster: str) -> str:
-    """A topic for `Store.subscribe`: the cluster's gateway has reported or answered."""
-    return f"reports of cluster {cluster}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +162,7 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
             .values(answer=answer, answered_at=now, arguments="")  # they may hold the token of an attempt
         )
     cancelled = _without_order(tx, cluster, report.running)
-    tx.announce(reports_of(cluster))
+    tx.announce(Topic.REPORTS.narrow_to(cluster))
     return newest, cancelled
 
 
@@ -234,7 +225,7 @@ def write_order(
     if number is None:
         raise ClusterNotFound(cluster)
     tx.execute(cluster_orders.insert().values(cluster=cluster, number=number, **row))
-    tx.announce(orders_of(cluster))
+    tx.announce(Topic.ORDERS.narrow_to(cluster))
     return number
 
 
@@ -250,7 +241,7 @@ def cancel_orders(tx: Transaction, cluster: str, numbers: Collection[int]) -> No
     """Cancels orders whose answers the service no longer waits for. The gateway ends those that it carries out, where
     it can."""
     tx.execute(delete(cluster_orders).where(cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers)))
-    tx.announce(orders_of(cluster))
+    tx.announce(Topic.ORDERS.narrow_to(cluster))
 
 
 def remove_old_orders(tx: Transaction, cluster: str, *, before: float) -> int:

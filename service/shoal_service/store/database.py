@@ -134,8 +134,8 @@ class Transaction:
         """Keeps an exemplar for `DatabaseTallies.exemplars`, after the commit."""
         self._exemplars.update(exemplars)
 
-    def committed(self, hub: Hub, tallies: DatabaseTallies) -> None:
-        """Publishes and counts what was collected. Called by `Store.write`."""
+    def publish_all(self, hub: Hub, tallies: DatabaseTallies) -> None:
+        """Publish and count what was collected. `Store.write` calls it after the commit."""
         if self._counted or self._exemplars:
             tallies.add(self._counted, self._exemplars)
         for job_id, is_request in self._published.items():

@@ -17,7 +17,7 @@ from shoal_service.store import Lease, Store, cluster_links
 @pytest.fixture
 def lease(store: Store, own_service: Any) -> Lease:
     """The lease of the control plane whose edge the service is."""
-    found = store.current_lease()
+    found = store.read_lease()
     assert found is not None
     return found
 

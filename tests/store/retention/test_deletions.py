@@ -16,7 +16,7 @@ from shoal_service.core.retention import Kind, RetentionRules
 from shoal_service.problems import SettingsError
 from shoal_service.settings import load_settings
 from shoal_service.store import Store, access, archives, checkpoint_rows, curves, histories, job_deletion, submissions
-from shoal_service.store.access import AuditQuery, Deed
+from shoal_service.store.access import AuditEntry, AuditQuery
 from shoal_service.store.errors import JobNotFound, RequestConflict
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
 from shoal_service.store.tables import metadata
@@ -181,8 +181,10 @@ DAY = 86_400.0
 
 
 def _note(store: Store, now: float, days_ago: float, actor: str) -> None:
-    deed = Deed(at=now - days_ago * DAY, address="10.0.0.1", operation="POST /v1/jobs", path="/v1/jobs", actor=actor)
-    contextvars.copy_context().run(store.writing(access.record_refusal), deed, "done")
+    entry = AuditEntry(
+        at=now - days_ago * DAY, address="10.0.0.1", operation="POST /v1/jobs", path="/v1/jobs", actor=actor
+    )
+    contextvars.copy_context().run(store.writing(access.record_refusal), entry, "done")
 
 
 def test_old_records_go_once_a_day_and_leave_one(store: Store) -> None:

@@ -47,13 +47,13 @@ from shoal_service.core.access import Permission, Principal, hash_of, id_of, is_
 from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_service.store import JobNotFound, Store, StoreUnavailable, access, job_deletion, supervisor_links
-from shoal_service.store.access import CURRENT, DONE, Deed
+from shoal_service.store.access import CURRENT_ENTRY, DONE, AuditEntry
 
 
 class Needs:
     """What a route asks of its caller, as a dependency. Without a `permission`, anyone may call it.
 
-    `is_audited` False: a program of the service calls the route again and again. What it reports is no deed of a
+    `is_audited` False: a program of the service calls the route again and again. What it reports is no act of a
     person, and would fill the audit.
     """
 
@@ -62,11 +62,11 @@ class Needs:
         self._is_audited = is_audited
 
     async def __call__(self, request: Request) -> None:
-        deed = CURRENT.get()
-        if deed is not None:
-            deed.operation = f"{request.method} {request.scope['route'].path}"
-            deed.job_id = request.path_params.get("job_id", "")
-        # a POST that only checks a spec or plans a layout changes nothing, so it is no deed for the audit
+        entry = CURRENT_ENTRY.get()
+        if entry is not None:
+            entry.operation = f"{request.method} {request.scope['route'].path}"
+            entry.job_id = request.path_params.get("job_id", "")
+        # a POST that only checks a spec or plans a layout changes nothing, so it is no entry for the audit
         request.scope[CHANGES] = self.permission is not Permission.SPECS_CHECK
         if self.permission is None:
             return
@@ -84,8 +84,8 @@ class Needs:
         job_id = request.path_params.get("job_id")
         if job_id is not None and principal.projects is not None:
             await require_visible(request, job_id)
-        if deed is not None and not self._is_audited:
-            deed.is_recorded = True
+        if entry is not None and not self._is_audited:
+            entry.is_recorded = True
 
 
 class OfAttempt(Needs):
@@ -264,12 +264,12 @@ class Authenticator:
         """Read all tokens and sessions again, because one has changed."""
         self._principals.forget()
 
-    async def note(self, deed: Deed, outcome: str) -> None:
-        """Write a deed into the audit. Never raises: the request is answered already."""
+    async def note(self, entry: AuditEntry, outcome: str) -> None:
+        """Write an entry into the audit. Never raises: the request is answered already."""
         try:
-            await run_in_threadpool(self._store.writing(access.record_refusal), deed, outcome)
+            await run_in_threadpool(self._store.writing(access.record_refusal), entry, outcome)
         except StoreUnavailable:
-            _log.warning("access.not_audited", extra={"operation": deed.operation, "actor": deed.actor})
+            _log.warning("access.not_audited", extra={"operation": entry.operation, "actor": entry.actor})
 
     async def write_uses(self) -> None:
         """Write when tokens were used, at most once a minute and when the server stops. Never raises."""
@@ -333,12 +333,12 @@ class Authentication:
             await problem_response(error, scope["path"])(scope, receive, send)
 
     async def _audited(self, scope: Scope, receive: Receive, send: Send, principal: Principal | None) -> None:
-        """Serve a request that may change something, as a deed of the principal."""
+        """Serve a request that may change something, and audit it as an act of the principal."""
         client = scope.get("client")
         operation = f"{scope['method']} {scope['path']}"[:200]  # until its route is known, see needs.py
-        deed = Deed(at=time.time(), address=client[0] if client else "", operation=operation, path=scope["path"])
+        entry = AuditEntry(at=time.time(), address=client[0] if client else "", operation=operation, path=scope["path"])
         if principal is not None:
-            deed.by(principal)
+            entry.set_actor(principal)
         status, body = 0, b""
 
         async def send_noted(message: Message) -> None:
@@ -349,14 +349,14 @@ class Authentication:
                 body += message.get("body", b"")
             await send(message)
 
-        token = CURRENT.set(deed)
+        token = CURRENT_ENTRY.set(entry)
         try:
             await self._app(scope, receive, send_noted)
         finally:
-            CURRENT.reset(token)
+            CURRENT_ENTRY.reset(token)
             is_noted = status == 403 or (scope.get(CHANGES, False) and (status < 300 or 400 <= status < 500))
-            if not deed.is_recorded and deed.actor and is_noted and status != _TOO_MANY:
-                await self._authenticator.note(deed, DONE if status < 300 else _code(body))
+            if not entry.is_recorded and entry.actor and is_noted and status != _TOO_MANY:
+                await self._authenticator.note(entry, DONE if status < 300 else _code(body))
 
     async def _principal(self, scope: Scope) -> Principal | None:
         headers = dict(scope["headers"])

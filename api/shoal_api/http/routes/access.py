@@ -27,7 +27,7 @@ from shoal_api.http.problems import Forbidden
 from shoal_service.access_views import AuditPage, NewToken, SessionLink, SessionRequest, TokenRequest, TokenView, Whoami
 from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, makes_own, manages, refusal_of
 from shoal_service.store import TokenNotFound, access
-from shoal_service.store.access import CURRENT, AuditQuery
+from shoal_service.store.access import CURRENT_ENTRY, AuditQuery
 from shoal_service.views import Page
 
 _LINK_S = 120.0
@@ -57,9 +57,9 @@ async def log_in(
         finding = run_in_threadpool(store.writing(access.take_link), login.code, now=now)
         reason = "The link has been used, or is too old. `shoal open` makes a new one."
         principal = await shown(request.scope, finding, reason)
-    deed = CURRENT.get()
-    if deed is not None:
-        deed.by(principal)
+    entry = CURRENT_ENTRY.get()
+    if entry is not None:
+        entry.set_actor(principal)
     secret = secrets.token_urlsafe(32)
     ends_at = min(now + context.session_s, principal.expires_at or now + context.session_s)
     await run_in_threadpool(store.writing(access.begin_session), secret, principal, now=now, ends_at=ends_at)
