@@ -1,7 +1,7 @@
 """Stores the lease on the jobs: one row with owner, expiry and epoch.
 
 The epoch rises with every change of owner. It is a fencing token (Kleppmann 2016): `Store.write(epoch)` locks the row
-of the lease until the commit, so an owner that was suspended and resumes after it was replaced cannot write one more row.
+of the lease until the commit, so an owner that was suspended and resumes after it was replaced cannot write any row.
 `now` comes from the control planes; `control/ownership.py` keeps them from trusting clocks that differ or were set.
 With PostgreSQL the owner also holds a lock as long as its connection lasts, so that the end of its process is noticed
 before the lease expires.
