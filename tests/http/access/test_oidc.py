@@ -20,9 +20,9 @@ from joserfc.jwk import ECKey, KeySet, OctKey, RSAKey
 from kit.cases import failed_cases
 from kit.served_app import bare_app, served
 from shoal_api.client.credentials import find_token
-from shoal_service.control.oidc import Issuer, IssuerAway, IssuerConfig, JwtRefused
+from shoal_service.control.oidc import Issuer, IssuerConfig, IssuerUnreachable
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access import ClaimRules, Principal, Role
+from shoal_service.core.access import ClaimRules, JwtRefused, Principal, Role
 from shoal_service.store import Store
 
 RULES = ClaimRules(
@@ -92,7 +92,7 @@ def verifier(local: LocalIssuer) -> Issuer:
 
 
 def principal(verifier: Issuer, token: str) -> Principal:
-    return asyncio.run(verifier.principal(token))
+    return asyncio.run(verifier.verify(token))
 
 
 def test_claims_give_name_role_and_projects(local: LocalIssuer, verifier: Issuer) -> None:
@@ -158,10 +158,10 @@ def test_a_new_key_is_read_and_made_up_ones_make_no_requests(local: LocalIssuer)
 
 def test_an_issuer_that_is_away_or_another_is_named(local: LocalIssuer) -> None:
     elsewhere = Issuer(IssuerConfig(issuer=f"{local.url}/", audience="shoal", rules=RULES))
-    with pytest.raises(IssuerAway, match="says that it is"):
+    with pytest.raises(IssuerUnreachable, match="says that it is"):
         principal(elsewhere, local.token())
     gone = Issuer(IssuerConfig(issuer="http://127.0.0.1:1", audience="shoal", rules=RULES))
-    with pytest.raises(IssuerAway, match="cannot be read"):
+    with pytest.raises(IssuerUnreachable, match="cannot be read"):
         principal(gone, local.token())
 
 
@@ -171,17 +171,17 @@ def test_while_the_issuer_is_away_known_keys_stay_valid_for_a_day(local: LocalIs
     made_up = local.token(rsa_key("made-up", 1))
 
     async def live() -> None:
-        await verifier.principal(local.token())
+        await verifier.verify(local.token())
         local.server.shutdown()
         local.server.server_close()
         for _ in range(10):
             now[0] += 2 * 3600.0
-            assert (await verifier.principal(local.token())).name == "ada@lab.org"
-            with pytest.raises(IssuerAway, match="cannot be read"):
-                await verifier.principal(made_up)
+            assert (await verifier.verify(local.token())).name == "ada@lab.org"
+            with pytest.raises(IssuerUnreachable, match="cannot be read"):
+                await verifier.verify(made_up)
         now[0] += 4 * 3600.0 + 1
-        with pytest.raises(IssuerAway, match="cannot be read"):
-            await verifier.principal(local.token())
+        with pytest.raises(IssuerUnreachable, match="cannot be read"):
+            await verifier.verify(local.token())
 
     asyncio.run(live())
 
@@ -192,18 +192,18 @@ def test_a_silent_issuer_delays_only_tokens_of_unknown_keys(local: LocalIssuer) 
     made_up = local.token(rsa_key("made-up", 1))
 
     async def live() -> None:
-        await verifier.principal(local.token())
+        await verifier.verify(local.token())
         local.answers.clear()
         now[0] += 11.0
-        waiting = [asyncio.create_task(verifier.principal(made_up)) for _ in range(100)]
+        waiting = [asyncio.create_task(verifier.verify(made_up)) for _ in range(100)]
         local.asked.clear()
         await asyncio.to_thread(local.asked.wait)
-        assert (await verifier.principal(local.token())).name == "ada@lab.org"
+        assert (await verifier.verify(local.token())).name == "ada@lab.org"
         assert not any(one.done() for one in waiting)
         now[0] += 11.0
-        assert all(isinstance(one, IssuerAway) for one in await asyncio.gather(*waiting, return_exceptions=True))
-        with pytest.raises(IssuerAway, match="no answer within 5 s"):
-            await verifier.principal(made_up)  # said at once: it was asked a moment ago
+        assert all(isinstance(one, IssuerUnreachable) for one in await asyncio.gather(*waiting, return_exceptions=True))
+        with pytest.raises(IssuerUnreachable, match="no answer within 5 s"):
+            await verifier.verify(made_up)  # said at once: it was asked a moment ago
 
     asyncio.run(live())
     assert local.num_reads == 1

@@ -80,12 +80,12 @@ def test_a_token_that_another_process_revokes_is_valid_for_five_more_seconds(sto
 
     async def principals() -> list[Principal | None]:
         nonlocal mono
-        before = await authenticator.of_bearer(made.token)
+        before = await authenticator.authenticate_bearer(made.token)
         store.writing(access.revoke_token)(made.id, now=2.0)
         mono = 104.9
-        cached = await authenticator.of_bearer(made.token)
+        cached = await authenticator.authenticate_bearer(made.token)
         mono = 105.1
-        return [before, cached, await authenticator.of_bearer(made.token)]
+        return [before, cached, await authenticator.authenticate_bearer(made.token)]
 
     before, cached, after = asyncio.run(principals())
     assert before is not None and cached == before and after is None

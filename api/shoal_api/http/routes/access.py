@@ -18,9 +18,9 @@ from shoal_api.http.access.authentication import (
     PUBLIC,
     clear_session,
     csrf_token_of,
+    require_valid,
     session_of,
     set_session,
-    shown,
 )
 from shoal_api.http.json_router import MAX_SEQ, AppContext, Caller, JsonRouter, Reading, Writing, body, json_response
 from shoal_api.http.problems import Forbidden
@@ -52,11 +52,13 @@ async def log_in(
     """Sets the cookie of a session, which ends with its token, at the latest after 12 hours."""
     store, now = context.store, context.clock()
     if login.token:
-        principal = await shown(request.scope, context.authenticator.of_bearer(login.token), INVALID_TOKEN)
+        principal = await require_valid(
+            request.scope, context.authenticator.authenticate_bearer(login.token), INVALID_TOKEN
+        )
     else:
         finding = run_in_threadpool(store.writing(access.take_link), login.code, now=now)
         reason = "The link has been used, or is too old. `shoal open` makes a new one."
-        principal = await shown(request.scope, finding, reason)
+        principal = await require_valid(request.scope, finding, reason)
     entry = CURRENT_ENTRY.get()
     if entry is not None:
         entry.set_actor(principal)
