@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shoal_api.cli.render.terminal import make_table
 from shoal_service.core.quantities import count_text
-from shoal_service.simulator.engine import JobRun, Market, Run
+from shoal_service.simulator.engine import JobRun, Market, SimulationResult
 from shoal_service.simulator.metrics import Metrics
 from shoal_service.simulator.traces import AWAY, Capacity, Trace
 
@@ -25,7 +25,7 @@ class Simulated:
     """One policy on one trace."""
 
     policy: str
-    run: Run
+    run: SimulationResult
     metrics: Metrics
 
 
@@ -88,7 +88,7 @@ def _clusters(capacity: Capacity) -> dict[str, Any]:
 
 
 def _job(run: JobRun) -> dict[str, Any]:
-    places = {"num_losses": run.num_losses, "clusters": run.places} if run.places else {}
+    places = {"num_losses": run.num_losses, "clusters": run.cluster_starts} if run.cluster_starts else {}
     return {
         "job": run.job.job_id,
         "project": run.job.project,
