@@ -134,11 +134,8 @@ def list_own_tokens(tx: Transaction, principal: Principal) -> list[TokenView]:
 
 
 def get_token(tx: Transaction, token_id: str) -> TokenView:
-    """One token. Raises TokenNotFound."""
-    row = tx.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
-    if row is None:
-        raise TokenNotFound(token_id)
-    return _token_view(row)
+    """Read a token. Raises TokenNotFound."""
+    return _token_view(tx.require_row(select(tokens).where(tokens.c.id == token_id), TokenNotFound(token_id)))
 
 
 def revoke_own_token(tx: Transaction, token_id: str, principal: Principal, *, now: float) -> TokenView:

@@ -221,9 +221,7 @@ def write_order(
         .values(last_order=clusters.c.last_order + 1)
         .returning(clusters.c.last_order)
     )
-    number: int | None = tx.execute(raised).scalar_one_or_none()
-    if number is None:
-        raise ClusterNotFound(cluster)
+    number: int = tx.require_row(raised, ClusterNotFound(cluster)).last_order
     tx.execute(cluster_orders.insert().values(cluster=cluster, number=number, **row))
     tx.announce(Topic.ORDERS.narrow_to(cluster))
     return number
@@ -282,9 +280,8 @@ def uncordon(tx: Transaction, name: str) -> None:
 def label(tx: Transaction, name: str, changes: Mapping[str, str | None]) -> None:
     """Merges labels by name; None removes one. Raises ClusterNotFound; ValueError: no node can have such a label,
     or there would be too many."""
-    row = tx.execute(select(clusters.c.labels).where(clusters.c.name == name).with_for_update()).one_or_none()
-    if row is None:
-        raise ClusterNotFound(name)
+    query = select(clusters.c.labels).where(clusters.c.name == name).with_for_update()
+    row = tx.require_row(query, ClusterNotFound(name))
     both = {**json.loads(row.labels), **changes}
     labels = check_labels({key: value for key, value in both.items() if value is not None})
     tx.execute(update(clusters).where(clusters.c.name == name).values(labels=json.dumps(labels)))
@@ -302,9 +299,7 @@ def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> No
         ClusterConflict: jobs have attempts there, or this service provides its gateway. The message names the way
             out.
     """
-    row = tx.execute(select(clusters).where(clusters.c.name == name).with_for_update()).one_or_none()
-    if row is None:
-        raise ClusterNotFound(name)
+    row = tx.require_row(select(clusters).where(clusters.c.name == name).with_for_update(), ClusterNotFound(name))
     speaks = bool(row.life) and abs(now - row.reported_at) < _SPEAKS_S
     number = num_jobs(tx)[name]
     known = [token for token in access.list_tokens(tx) if token.cluster == name and token.revoked_at is None]

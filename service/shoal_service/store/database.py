@@ -32,6 +32,7 @@ from sqlalchemy import (
     Double,
     Engine,
     Executable,
+    Row,
     Table,
     cast,
     create_engine,
@@ -46,7 +47,7 @@ from sqlalchemy.exc import TimeoutError as SqlTimeoutError
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from shoal_service.core.quantities import duration_text
-from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store.errors import StoreError, StoreUnavailable
 from shoal_service.store.hub import Hub
 from shoal_service.store.tables import events
 from shoal_service.telemetry.catalogue import DATABASE_SECONDS
@@ -111,6 +112,15 @@ class Transaction:
     def execute(self, statement: Executable, parameters: _Parameters = None) -> CursorResult[*tuple[Any, ...]]: ...
     def execute(self, statement: Executable, parameters: _Parameters = None) -> CursorResult[*tuple[Any, ...]]:
         return self.connection.execute(statement, parameters)
+
+    def require_row(
+        self, statement: TypedReturnsRows[*_Ts], missing: StoreError, parameters: _Parameters = None
+    ) -> Row[*_Ts]:
+        """Execute a statement that returns one row at most. Raises `missing` if it returns none."""
+        row = self.execute(statement, parameters).one_or_none()
+        if row is None:
+            raise missing
+        return row
 
     @property
     def epoch(self) -> int:

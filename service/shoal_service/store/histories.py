@@ -101,10 +101,8 @@ def read_series(
 
 
 def read_workers(tx: Transaction, job_id: str) -> list[WorkerView]:
-    document = tx.execute(select(jobs.c.workers).where(jobs.c.id == job_id)).scalar_one_or_none()
-    if document is None:
-        raise JobNotFound(job_id)
-    return workers_of(document)
+    row = tx.require_row(select(jobs.c.workers).where(jobs.c.id == job_id), JobNotFound(job_id))
+    return workers_of(row.workers)
 
 
 def read_workers_by_node(tx: Transaction) -> Counter[str]:
@@ -162,9 +160,7 @@ def read_series_columns(
 def read_job_version(tx: Transaction, job_id: str) -> tuple[JobState, tuple[float, int, int]]:
     """Read a job's state, and what identifies its present content. Raises JobNotFound."""
     query = select(jobs.c.state, jobs.c.updated_at, jobs.c.event_seq, jobs.c.log_seq).where(jobs.c.id == job_id)
-    row = tx.execute(query).one_or_none()
-    if row is None:
-        raise JobNotFound(job_id)
+    row = tx.require_row(query, JobNotFound(job_id))
     return JobState(row.state), (row.updated_at, row.event_seq, row.log_seq)
 
 

@@ -135,11 +135,12 @@ def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
 
 
 def directive(tx: Transaction, job_id: str, attempt: int) -> StoredDirective | None:
-    """The newest one of an attempt that goes on; None if there is none yet. Raises AttemptTokenRefused: the attempt is
-    over."""
-    row = tx.execute(_DIRECTIVE, {"job_id": job_id, "attempt": attempt}).one_or_none()
-    if row is None:
-        raise AttemptTokenRefused(job_id, attempt)
+    """Read the newest directive of an attempt; None if there is none yet.
+
+    Raises AttemptTokenRefused: the attempt has ended.
+    """
+    key = {"job_id": job_id, "attempt": attempt}
+    row = tx.require_row(_DIRECTIVE, AttemptTokenRefused(job_id, attempt), key)
     return StoredDirective(row.number, row.body) if row.number is not None else None
 
 
