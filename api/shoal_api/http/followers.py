@@ -52,18 +52,16 @@ class LogSelection:
 
 
 def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tuple[list[LogView], int]:
-    """Read once: the last `tail` lines, or else the first `limit` lines; and the number after which the next ones are.
+    """Read the last `tail` lines, or else the first `limit` lines, and the number after which the next ones are.
 
     Raises:
         JobNotFound
     """
-    if lines.tail is None:
-        with store.read() as tx:
-            log_lines = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, limit=limit)
-    else:
-        newest = max(1, lines.tail)  # the newest one tells where the next ones begin, even if it is not wanted
-        with store.read() as tx:
-            log_lines = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, tail=newest, limit=newest)
+    # the newest line tells where the next ones begin, even if none is requested
+    tail = None if lines.tail is None else max(1, lines.tail)
+    log_lines = store.reading(histories.read_logs)(
+        job_id, rank=lines.rank, after=lines.after, tail=tail, limit=limit if tail is None else tail
+    )
     next_after = log_lines[-1].seq if log_lines else lines.after
     return ([] if lines.tail == 0 else log_lines), next_after
 
@@ -254,12 +252,10 @@ def _parts(
     # after a rollback steps are computed again: the client gets them a second time, with their new values
     rolled_back = 0 < job.status.step < position.step
     after = job.status.step if rolled_back else position.step
-    with store.read() as tx:
-        series = histories.read_series_columns(tx, job_id, after_step=after)
+    series = store.reading(histories.read_series_columns)(job_id, after_step=after)
     if series.step or first:
         parts.append(("series", _columns(series, is_first=position.step < 0)))
-    with store.read() as tx:
-        samples = curves.read_samples(tx, job_id, after=position.sampled_at)
+    samples = store.reading(curves.read_samples)(job_id, after=position.sampled_at)
     if samples.at or first:
         parts.append(("samples", _columns(samples, is_first=position.sampled_at == 0.0)))
 
@@ -273,21 +269,18 @@ def _parts(
         if before != now:
             parts.append((name, text))
 
-    with store.read() as tx:
-        events = histories.read_events(
-            tx,
-            job_id,
-            after=position.event,
-            limit=_NEW_AT_ONCE,
-            tail=histories.MAX_EVENTS if position.event == 0 else None,
-        )
+    events = store.reading(histories.read_events)(
+        job_id,
+        after=position.event,
+        limit=_NEW_AT_ONCE,
+        tail=histories.MAX_EVENTS if position.event == 0 else None,
+    )
     if events or first:
         parts.append(("events", to_json(events).decode()))
     lines = []
     if logs:
         tail = _MAX_LOG_LINES if position.log == 0 else None
-        with store.read() as tx:
-            lines = histories.read_logs(tx, job_id, after=position.log, tail=tail, limit=_NEW_AT_ONCE)
+        lines = store.reading(histories.read_logs)(job_id, after=position.log, tail=tail, limit=_NEW_AT_ONCE)
         if lines or first:
             parts.append(("logs", _LINES.dump_json(lines).decode()))
 
