@@ -103,23 +103,23 @@ def _token_row(token: str, principal: Principal, *, by: str, now: float) -> dict
     }
 
 
-def principal_of_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
-    """The principal of a token; None if no valid token is this one."""
+def find_principal_by_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
+    """Find the principal of a token; None if the token is not valid."""
     return _valid_principal(tx, tokens.c.hash == hash_of(token), now)
 
 
-def principal_of_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
-    """The principal of the token with this id, if it is valid."""
+def find_principal_by_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
+    """Find the principal of the token with this id; None if the token is not valid."""
     return _valid_principal(tx, tokens.c.id == token_id, now)
 
 
 def _valid_principal(tx: Transaction, condition: ColumnElement[bool], now: float) -> Principal | None:
     row = tx.execute(select(tokens).where(condition)).one_or_none()
-    return None if row is None or not _is_valid(tx, row, now) else _principal_of_row(row)
+    return None if row is None or not _is_valid(tx, row, now) else _make_principal(row)
 
 
 def list_tokens(tx: Transaction) -> list[TokenView]:
-    """All tokens, newest first, with those that have ended."""
+    """List all tokens, newest first, with those that have ended."""
     query = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
     return [_token_view(row) for row in tx.execute(query)]
 
@@ -130,7 +130,7 @@ def list_own_tokens(tx: Transaction, principal: Principal) -> list[TokenView]:
     named = (tokens.c.user == principal.user,) if principal.user else ()
     query = select(tokens).where(tokens.c.cluster.is_(None), or_(False, *ids, *named))
     rows = tx.execute(query.order_by(tokens.c.created_at.desc(), tokens.c.id))
-    return [_token_view(row) for row in rows if is_own(principal, _principal_of_row(row))]
+    return [_token_view(row) for row in rows if is_own(principal, _make_principal(row))]
 
 
 def get_token(tx: Transaction, token_id: str) -> TokenView:
@@ -139,15 +139,15 @@ def get_token(tx: Transaction, token_id: str) -> TokenView:
 
 
 def revoke_own_token(tx: Transaction, token_id: str, principal: Principal, *, now: float) -> TokenView:
-    """Revokes a token of the principal. Idempotent. Raises TokenNotFound, also if it is another's."""
+    """Revoke a token of the principal. Idempotent. Raises TokenNotFound, also if it is another's."""
     row = tx.execute(select(tokens).where(tokens.c.id == token_id, tokens.c.cluster.is_(None))).one_or_none()
-    if row is None or not is_own(principal, _principal_of_row(row)):
+    if row is None or not is_own(principal, _make_principal(row)):
         raise TokenNotFound(token_id)
     return revoke_token(tx, token_id, now=now)
 
 
 def revoke_token(tx: Transaction, token_id: str, *, now: float) -> TokenView:
-    """Revokes a token, and those that were made with it. Idempotent. Raises TokenNotFound."""
+    """Revoke a token, and those that were made with it. Idempotent. Raises TokenNotFound."""
     still = (or_(tokens.c.id == token_id, tokens.c.parent == token_id), tokens.c.revoked_at.is_(None))
     tx.execute(update(tokens).where(*still).values(revoked_at=now))
     return get_token(tx, token_id)
@@ -160,13 +160,13 @@ def is_revoked(tx: Transaction, token_id: str) -> bool:
 
 
 def note_use(tx: Transaction, used: Mapping[str, float]) -> None:
-    """Notes when tokens were used last, by id."""
+    """Note when tokens were used last, by id."""
     newer = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < bindparam("at"))
     statement = update(tokens).where(tokens.c.id == bindparam("token"), newer).values(last_used_at=bindparam("at"))
     tx.execute(statement, [{"token": token_id, "at": at} for token_id, at in used.items()])
 
 
-def _principal_of_row(row: Row[Any]) -> Principal:
+def _make_principal(row: Row[Any]) -> Principal:
     return Principal(
         name=row.name,
         role=Role(row.role),
@@ -211,7 +211,7 @@ def _token_view(row: Row[Any]) -> TokenView:
 def begin_session(
     tx: Transaction, secret: str, principal: Principal, *, now: float, ends_at: float, is_link: bool = False
 ) -> None:
-    """Begins a session, and deletes those that have ended. `secret`: what the cookie holds, or the code of a link."""
+    """Begin a session, and delete those that have ended. `secret`: what the cookie holds, or the code of a link."""
     tx.execute(delete(sessions).where(sessions.c.expires_at <= now))
     row = {
         "hash": hash_of(secret),
@@ -224,17 +224,17 @@ def begin_session(
     tx.execute(insert(sessions), row)
 
 
-def principal_of_session(tx: Transaction, secret: str, *, now: float, is_link: bool = False) -> Principal | None:
-    """The principal of a session; None if it has ended, or its token has."""
+def find_principal_by_session(tx: Transaction, secret: str, *, now: float, is_link: bool = False) -> Principal | None:
+    """Find the principal of a session; None if it has ended, or its token is not valid."""
     query = select(sessions).where(
         sessions.c.hash == hash_of(secret), sessions.c.is_link == int(is_link), sessions.c.expires_at > now
     )
     row = tx.execute(query).one_or_none()
-    return None if row is None else _principal_of_begun(tx, row, now)
+    return None if row is None else _find_principal_of_row(tx, row, now)
 
 
 def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
-    """Uses up a link, and returns the principal that made it."""
+    """Use up a link, and return the principal that made it; None if it is not valid."""
     taken = (
         delete(sessions)
         .where(sessions.c.hash == hash_of(code), sessions.c.is_link == 1)
@@ -243,20 +243,20 @@ def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
     row = tx.execute(taken).one_or_none()
     if row is None or row.expires_at <= now:
         return None
-    return _principal_of_begun(tx, row, now)
+    return _find_principal_of_row(tx, row, now)
 
 
 def end_session(tx: Transaction, secret: str) -> None:
-    """Ends a session. Idempotent."""
+    """End a session. Idempotent."""
     tx.execute(delete(sessions).where(sessions.c.hash == hash_of(secret)))
 
 
 _PRINCIPAL = TypeAdapter(Principal)
 
 
-def _principal_of_begun(tx: Transaction, row: Row[*tuple[Any, ...]], now: float) -> Principal | None:
-    """Whom a session or a link stands for, if its token is still valid."""
-    return principal_of_id(tx, row.token_id, now=now) if row.token_id else _PRINCIPAL.validate_json(row.principal)
+def _find_principal_of_row(tx: Transaction, row: Row[*tuple[Any, ...]], now: float) -> Principal | None:
+    """Find whom a session or a link stands for; None if its token is not valid."""
+    return find_principal_by_id(tx, row.token_id, now=now) if row.token_id else _PRINCIPAL.validate_json(row.principal)
 
 
 DONE = "done"
@@ -312,8 +312,7 @@ def record(tx: Transaction, entry: AuditEntry, outcome: str = DONE) -> None:
 
 
 def record_refusal(tx: Transaction, entry: AuditEntry, outcome: str) -> None:
-    """Records the code of a request that changed no row, or was refused. `Store.write` then adds no record of its
-    own."""
+    """Record the code of a request that changed no row, or was refused. `Store.write` then adds no record."""
     entry.is_recorded = True
     record(tx, entry, outcome)
 
@@ -342,7 +341,7 @@ def make_actor_field() -> dict[str, Any]:
 
 
 def read(tx: Transaction, query: AuditQuery) -> list[AuditEvent]:
-    """Reads the audit, newest first."""
+    """Read the audit, newest first."""
     rows = select(audit).order_by(audit.c.num.desc()).limit(query.limit)
     if query.before is not None:
         rows = rows.where(audit.c.num < query.before)
@@ -358,7 +357,7 @@ def count_before(tx: Transaction, before: float) -> int:
 
 
 def remove_before(tx: Transaction, before: float, *, reason: str, now: float) -> int:
-    """Deletes a batch of the oldest records. That they are deleted is a record itself, of the same transaction."""
+    """Delete a batch of the oldest records, and record that in the same transaction."""
     oldest = select(audit.c.num).where(audit.c.at < before).order_by(audit.c.num).limit(_BATCH)
     nums = list(tx.execute(oldest).scalars())
     if not nums:

@@ -102,7 +102,7 @@ def test_the_owners_token_is_written_kept_adopted_and_replaced(store: Store, tmp
     path = ensure_admin_token(store, tmp_path, now=1.0)
     first = path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = store.reading(access.principal_of_token)(first.strip(), now=1e9)
+    found = store.reading(access.find_principal_by_token)(first.strip(), now=1e9)
     assert found is not None and found.role is Role.ADMIN and found.projects is None
     assert ensure_admin_token(store, tmp_path, now=2.0).read_text() == first
 
@@ -115,7 +115,7 @@ def test_the_owners_token_is_written_kept_adopted_and_replaced(store: Store, tmp
     assert second != first, "others could read it"
     store.writing(access.revoke_token)(second[6:14], now=5.0)
     third = ensure_admin_token(store, tmp_path, now=6.0).read_text()
-    assert third != second and store.reading(access.principal_of_token)(third.strip(), now=7.0) is not None
+    assert third != second and store.reading(access.find_principal_by_token)(third.strip(), now=7.0) is not None
     assert [path.name for path in tmp_path.glob("admin-token*")] == ["admin-token"]
 
 
@@ -195,11 +195,11 @@ def test_a_token_that_was_made_while_its_maker_was_revoked_is_not_valid(service:
     """The revocation did not see its row, as if both transactions ran at the same time."""
     store, now = service.store, time.time()
     ada = store.writing(access.create_token)(TokenRequest(name="racer", personal=True), by="test", now=now)
-    principal = store.reading(access.principal_of_token)(ada.token, now=now)
+    principal = store.reading(access.find_principal_by_token)(ada.token, now=now)
     store.writing(access.revoke_token)(ada.id, now=now)
     made = store.writing(access.create_own_token)(TokenRequest(name="late"), principal, now=now)
     assert store.reading(access.get_token)(made.id).revoked_at is None
-    assert store.reading(access.principal_of_token)(made.token, now=now) is None
+    assert store.reading(access.find_principal_by_token)(made.token, now=now) is None
 
 
 def test_revoking_the_token_of_the_own_session_logs_out(service: Any) -> None:

@@ -174,9 +174,9 @@ def test_nothing_is_ordered_from_a_cluster_that_has_not_joined(store: Store, lea
 
 def test_the_token_of_a_gateway_is_of_one_cluster(store: Store) -> None:
     made = store.writing(cluster_links.create_token)("east", ClusterTokenRequest(expires_in_s=60.0), by="ada", now=1.0)
-    known = store.reading(access.principal_of_token)(made.token, now=2.0)
+    known = store.reading(access.find_principal_by_token)(made.token, now=2.0)
     assert known is not None and (known.role, known.cluster, known.projects) == (Role.GATEWAY, "east", None)
-    assert store.reading(access.principal_of_token)(made.token, now=62.0) is None
+    assert store.reading(access.find_principal_by_token)(made.token, now=62.0) is None
     assert [(one.id, one.cluster) for one in store.reading(access.list_tokens)()] == [(made.id, "east")]
 
 

@@ -244,14 +244,14 @@ class Authenticator:
 
     async def authenticate_cookie(self, secret: str) -> Principal | None:
         """Return the principal of a session; None if the session has ended."""
-        return await self._find(secret, self._stored(self._store.reading(access.principal_of_session)))
+        return await self._find(secret, self._stored(self._store.reading(access.find_principal_by_session)))
 
     async def authenticate_bearer(self, token: str) -> Principal | None:
         """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
         JWT is not valid."""
         if id_of(token) is None:
             return await self._authenticate_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
-        return await self._find(token, self._stored(self._store.reading(access.principal_of_token)))
+        return await self._find(token, self._stored(self._store.reading(access.find_principal_by_token)))
 
     async def authenticate_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
