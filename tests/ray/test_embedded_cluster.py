@@ -134,14 +134,14 @@ def _pids(state_dir: Path) -> Iterator[int]:
 
 def _alive(cluster: EmbeddedCluster) -> list[str]:
     """Addresses of the live nodes, according to the head."""
-    found = subprocess.run(
+    count = subprocess.run(
         [sys.executable, "-c", _COUNT, cluster.address],
         env={**os.environ, **cluster.environment},
         check=True,
         capture_output=True,
         text=True,
     )
-    [line] = [line for line in found.stdout.splitlines() if line.startswith("alive:")]
+    [line] = [line for line in count.stdout.splitlines() if line.startswith("alive:")]
     return line.split()[1:]
 
 

@@ -53,5 +53,5 @@ def test_scripts_are_compared_in_the_steps_whose_losses_they_have_reported(
     ids = [store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)[0].id for _ in range(2)]
     for job_id in ids:
         begin(job_id).report(series=points({1: math.nan, 2: 0.5}))
-    found = store.reading(histories.compare_losses)(*ids)
-    assert (found.bit_identical, found.steps_compared, found.differs_in) == (True, 1, ())
+    report = store.reading(histories.compare_losses)(*ids)
+    assert (report.bit_identical, report.steps_compared, report.differs_in) == (True, 1, ())

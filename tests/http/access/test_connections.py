@@ -77,7 +77,9 @@ def test_a_request_that_does_not_arrive_ends_with_its_connection(serve: Any, cap
     answers = read_all(second)
     assert answers.startswith(b"HTTP/1.1 200 "), "the second request on the same connection is half"
     assert is_alive(url)
-    assert not [one for one in caplog.records if one.levelno >= logging.ERROR], "a client that leaves is no error"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], (
+        "a client that leaves is no error"
+    )
 
 
 def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
@@ -89,7 +91,7 @@ def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
         waiting = [held.enter_context(socket.socket()) for _ in range(5)]
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+        highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
         while True:  # the gaps below the limit
             try:
@@ -97,13 +99,13 @@ def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
             except OSError:
                 break
         parts = httpx.URL(url)
-        for one in waiting:
-            one.settimeout(30)
-            one.connect((parts.host, parts.port))
-            assert _receive(one) == b""  # and not closed, so that it gives no descriptor back
+        for connection in waiting:
+            connection.settimeout(30)
+            connection.connect((parts.host, parts.port))
+            assert _receive(connection) == b""  # and not closed, so that it gives no descriptor back
             assert http.get("/healthz").status_code == 200, "on a connection that there was"
     assert metrics.refusals()["connections",] == 5
-    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == ["http.no_descriptors"]
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == ["http.no_descriptors"]
     assert is_alive(url)
 
 

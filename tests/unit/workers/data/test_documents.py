@@ -196,11 +196,11 @@ def config(tmp_path: Path, config_of: ConfigOf) -> TextDataConfig:
 
 
 def _sequential(sources: list[SourceFile], config: TextDataConfig, start: Position = Position()) -> list[Any]:  # noqa: B008
-    return [_plain(one) for one in ENCODER.encode_all(read_documents(sources, start, config))]
+    return [_plain(document) for document in ENCODER.encode_all(read_documents(sources, start, config))]
 
 
-def _plain(one: EncodedDocument) -> Any:
-    return one.text.tokens.tobytes(), one.text.split, one.end
+def _plain(document: EncodedDocument) -> Any:
+    return document.text.tokens.tobytes(), document.text.split, document.end
 
 
 def _portions(directory: Path, sources: list[SourceFile], config: TextDataConfig, machine: str) -> Portions:
@@ -213,14 +213,17 @@ def _never() -> None:
 
 def test_portions_follow_each_other_and_a_large_text_is_divided(config: TextDataConfig) -> None:
     sources = find_sources(config)
-    found = divided(sources, PORTION_BYTES)
-    assert [one.number for one in found] == list(range(len(found)))
-    assert found[0].first == (0, 0) and found[-1].end == (len(sources), 0)
-    assert all(one.end == following.first for one, following in itertools.pairwise(found))
-    assert all(one.first < one.end for one in found)
-    assert sum(one.num_bytes for one in found) == sum(source.num_bytes for source in sources)
+    portions = divided(sources, PORTION_BYTES)
+    assert [portion.number for portion in portions] == list(range(len(portions)))
+    assert portions[0].first == (0, 0) and portions[-1].end == (len(sources), 0)
+    assert all(portion.end == following.first for portion, following in itertools.pairwise(portions))
+    assert all(portion.first < portion.end for portion in portions)
+    assert sum(portion.num_bytes for portion in portions) == sum(source.num_bytes for source in sources)
     large = next(n for n, source in enumerate(sources) if source.location.endswith("b-large.txt"))
-    assert sum(one.first[0] == large and one.first[1] > 0 for one in found) == sources[large].num_bytes // PORTION_BYTES
+    assert (
+        sum(portion.first[0] == large and portion.first[1] > 0 for portion in portions)
+        == sources[large].num_bytes // PORTION_BYTES
+    )
 
 
 @pytest.mark.parametrize("helped", ["none", "all", "some"])
@@ -239,12 +242,14 @@ def test_documents_and_positions_are_those_of_one_process(
         holder, helper = (_portions(directory, sources, config, machine) for machine in ("a", "b"))
         holder.hold()
         documents = holder.encoded_from(start, ENCODER.encode_all, _never)
-        found = [_plain(one) for one in (next(documents, None),) if one is not None]  # now it says where it is
+        documents_read = [
+            _plain(document) for document in (next(documents, None),) if document is not None
+        ]  # now it says where it is
         if helped != "none":
             while helper.help(ENCODER.encode_all) and (helped == "all" or draw.random() < 0.7):
                 pass
-        found += map(_plain, documents)
-        assert found == expected[len(expected) - len(_sequential(sources, config, start)) :]
+        documents_read += map(_plain, documents)
+        assert documents_read == expected[len(expected) - len(_sequential(sources, config, start)) :]
         holder.remove()
         assert list(directory.iterdir()) == []
 
@@ -266,12 +271,12 @@ def test_a_damaged_portion_is_encoded_again(suffix: str, config: TextDataConfig,
     holder, helper = (_portions(tmp_path, sources, config, machine) for machine in ("a", "b"))
     holder.hold()
     documents = holder.encoded_from(Position(), ENCODER.encode_all, _never)
-    found = [_plain(next(documents))]
+    documents_read = [_plain(next(documents))]
     while helper.help(ENCODER.encode_all):
         pass
     damaged = sorted((tmp_path / "portions").glob(f"*.{suffix}"))[1]
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert found + list(map(_plain, documents)) == _sequential(sources, config)
+    assert documents_read + list(map(_plain, documents)) == _sequential(sources, config)
 
 
 def test_a_row_without_text_is_refused_in_its_place_by_the_holder(config: TextDataConfig, tmp_path: Path) -> None:
