@@ -149,7 +149,7 @@ def read_series_columns(
         grad_norm=tuple(_round_finite(point.grad_norm) for point in points),
         lr=tuple(_round_finite(point.lr) for point in points),
         tokens_per_s=tuple(_round_finite(point.tokens_per_s) for point in points),
-        step_s=tuple(_round_finite(point.step_s) for point in points),
+        step_s=tuple(_round(point.step_s) for point in points),
         world_size=tuple(point.world_size for point in points),
         generation=tuple(point.generation for point in points),
         metrics=_make_metric_columns([point.metrics for point in points]),
@@ -249,8 +249,13 @@ def _make_metric_columns(points: Sequence[dict[str, float]]) -> dict[str, tuple[
 
 
 def _round_finite(value: float | None) -> float | None:
-    """Round to six digits; None for None, NaN and infinity."""
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+    """Round a finite value; None for None, NaN and infinity."""
+    return _round(value) if value is not None and math.isfinite(value) else None
+
+
+def _round(value: float) -> float:
+    """Round to six digits."""
+    return float(f"{value:.6g}")
 
 
 def _read_losses(tx: Transaction, job_num: int) -> Iterator[tuple[int, float]]:
