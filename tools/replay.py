@@ -16,7 +16,7 @@ from rich.console import Console
 
 from schedule_picture import Panel, draw, title
 from schedulers import POLICIES
-from shoal_api.cli.render.simulation import Simulated, simulation_page
+from shoal_api.cli.render.simulation import Simulated, render_simulation
 from shoal_service.simulator.engine import Market
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.traces import Capacity, parse_projects, read_capacity, read_trace
@@ -40,7 +40,7 @@ def main() -> None:
     if arguments.picture is not None:
         panels = [Panel(title(one), one.run) for one in compared]
         arguments.picture.write_text(draw(panels, market.capacity), encoding="utf-8")
-    Console().print(*simulation_page(trace, market, compared, restart_costs=False), sep="\n")
+    Console().print(*render_simulation(trace, market, compared, restart_costs=False), sep="\n")
 
 
 def _arguments() -> argparse.Namespace:

@@ -14,7 +14,7 @@ from html import escape
 
 from shoal_api.cli.render.simulation import Simulated
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.simulator.engine import JobRun, Run
+from shoal_service.simulator.engine import JobRun, SimulationResult
 from shoal_service.simulator.traces import Capacity
 
 _WIDTH, _HEIGHT = 880, 170
@@ -32,7 +32,7 @@ class Panel:
     """One run of one policy."""
 
     title: str
-    run: Run
+    run: SimulationResult
 
 
 def draw(panels: Sequence[Panel], capacity: Capacity) -> str:

@@ -32,7 +32,7 @@ from shoal_service.core.scheduling.market import (
     ThroughputCurve,
     Wait,
 )
-from shoal_service.simulator.engine import Market, Progress, Run, simulate
+from shoal_service.simulator.engine import Market, Progress, SimulationResult, simulate
 from shoal_service.simulator.traces import TraceJob
 
 QUEUE_LIMITS_S = (3_600.0, 36_000.0)
@@ -55,7 +55,7 @@ class NamedPolicy:
 
     def run(
         self, jobs: Sequence[TraceJob], market: Market, *, use_rules: bool = False, progress: Progress | None = None
-    ) -> Run:
+    ) -> SimulationResult:
         """Raises PolicyError. `use_rules`: projects and priorities hold for a policy without rules of its own, too."""
         # The shorter of the two intervals between regular calls holds.
         intervals = [every_s for every_s in (self.every_s, market.every_s) if every_s]

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from schedule_picture import Panel, draw, title
 from schedulers import POLICIES
-from shoal_api.cli.render.simulation import Simulated, simulation_page
+from shoal_api.cli.render.simulation import Simulated, render_simulation
 from shoal_service.simulator.engine import Market
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.traces import Capacity, read_trace
@@ -34,7 +34,7 @@ def main() -> None:
     runs = {name: policy.run(trace.jobs, market, use_rules=True) for name, policy in POLICIES.items()}
     found = [Simulated(name, run, measure(run, market)) for name, run in runs.items()]
     console = Console(width=_WIDTH, file=io.StringIO(), record=True)
-    for part in simulation_page(trace, market, found, restart_costs=False)[:_NUM_HEAD_LINES]:
+    for part in render_simulation(trace, market, found, restart_costs=False)[:_NUM_HEAD_LINES]:
         console.print(part)
     shown = "\n".join(line.rstrip() for line in console.export_text().splitlines())
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), shown), encoding="utf-8")

@@ -87,13 +87,10 @@ class JobConsole:
             seen = self._seen.get(job_id)
             if seen is not None and seen.seq >= seq:
                 continue
+            tail = _FIRST if seen is None else None
             if seen is None:
                 seen = self._seen[job_id] = _Seen(self._store.get_job(job_id).name, 0)
-                with self._store.read() as tx:
-                    events = histories.read_events(tx, job_id, tail=_FIRST)
-            else:
-                with self._store.read() as tx:
-                    events = histories.read_events(tx, job_id, after=seen.seq)
+            events = self._store.reading(histories.read_events)(job_id, after=seen.seq, tail=tail)
             seen.seq = max((event.seq for event in events), default=seen.seq)
             for event in events:
                 if event.at >= self._since and is_reported(event):

@@ -25,13 +25,13 @@ from shoal_api.console import JobConsole
 from shoal_api.home_address import find_home
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
-from shoal_api.http.serving import ConnectionLimits, Wire, make_server
+from shoal_api.http.serving import ConnectionLimits, HttpConfig, make_server
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock, wait_for_any
 from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.isolation import Isolation, IsolationConfig, isolate
-from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherit_environment
 from shoal_service.clusters.wire import DEFAULT_CLUSTER, GatewayConfig
 from shoal_service.collector import OF_CONTROL_PLANE, collect_rarely
 from shoal_service.control.config import ControlConfig
@@ -196,15 +196,19 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     # before anything is started, so that a port that is in use fails early
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
-        wire = Wire(settings.tls_cert, settings.tls_key, settings.trusted_proxies, _connection_limits(settings))
-        server = make_server(app, wire=wire, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
+        http_config = HttpConfig(
+            settings.tls_cert, settings.tls_key, settings.trusted_proxies, _connection_limits(settings)
+        )
+        server = make_server(
+            app, http=http_config, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG
+        )
         _stop_on_signals(server, stop)
 
         def configure_gateway() -> GatewayConfig:
             address = embedded.address if embedded is not None else settings.ray_address
             assert address
             return GatewayConfig(
-                url=f"{wire.scheme}://{_netloc(_reachable(host), port)}",
+                url=f"{http_config.scheme}://{_netloc(_reachable(host), port)}",
                 token=ensure_cluster_token(store, settings.state_dir, clusters.own, now=time.time()),
                 cluster=clusters.own,
                 ca="" if settings.tls_cert is None else settings.tls_cert.read_text(encoding="ascii"),
@@ -247,7 +251,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         stopping = asyncio.create_task(_stop(server, stop, running, settings.stop_s))
         lock.listens_at(f"http://{_netloc(host, port)}")
         collect_rarely(OF_CONTROL_PLANE)
-        _say(f"listening on {wire.scheme}://{_netloc(host, port)}")
+        _say(f"listening on {http_config.scheme}://{_netloc(host, port)}")
         console.start()
         try:
             await server.serve(sockets=[listener])
@@ -324,7 +328,7 @@ def _say(line: str) -> None:
 
 
 def _warnings(embedded: EmbeddedCluster | None, settings: Settings) -> tuple[str, ...]:
-    dead_nodes = embedded.away if embedded is not None else ()
+    dead_nodes = embedded.dead_nodes if embedded is not None else ()
     if not dead_nodes:
         return ()
     if settings.leave_dead_nodes:
@@ -349,8 +353,8 @@ def _make_issuer(settings: Settings, waits: WaitTallies) -> Issuer | None:
 
 def _connection_limits(settings: Settings) -> ConnectionLimits:
     return ConnectionLimits(
-        of_address=settings.limit_address_connections,
-        in_all=settings.limit_connections,
+        per_address=settings.limit_address_connections,
+        total=settings.limit_connections,
         proxies=settings.trusted_proxies,
     )
 
@@ -394,8 +398,8 @@ def _reachable(host: str) -> str:
 def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
     """Return the environment of the gateway: with the token of the Ray cluster, and no setting of the server."""
     if embedded is not None:
-        return {**inherited(os.environ), **embedded.environment}
-    return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}
+        return {**inherit_environment(os.environ), **embedded.environment}
+    return {**CLUSTER_ENVIRONMENT, **inherit_environment(os.environ, keep_ray_access=True)}
 
 
 async def _start_cluster(

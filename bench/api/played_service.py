@@ -24,7 +24,7 @@ from doubles.fake_cluster import FakeCluster
 from doubles.fake_clusters import FakeClusters
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
-from shoal_api.http.serving import ConnectionLimits, Wire, make_server
+from shoal_api.http.serving import ConnectionLimits, HttpConfig, make_server
 from shoal_service.clock import SystemClock
 from shoal_service.collector import OF_CONTROL_PLANE, collect_rarely
 from shoal_service.control.config import ControlConfig
@@ -87,8 +87,8 @@ def main() -> None:
     )
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    wire = Wire(connections=ConnectionLimits(of_address=_WIDE, in_all=_WIDE))
-    server = make_server(app, host="127.0.0.1", port=port, wire=wire)
+    http_config = HttpConfig(connections=ConnectionLimits(per_address=_WIDE, total=_WIDE))
+    server = make_server(app, host="127.0.0.1", port=port, http=http_config)
     print(port, flush=True)
     collect_rarely(OF_CONTROL_PLANE)  # as `shoal serve` does
 

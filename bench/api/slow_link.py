@@ -152,7 +152,7 @@ class _Watch:
     async def look(self) -> None:
         looked_mono = time.monotonic()
         while True:
-            lease = await asyncio.to_thread(self._store.current_lease)
+            lease = await asyncio.to_thread(self._store.read_lease)
             self.lease_left_s = min(self.lease_left_s, lease.expires_at - time.time() if lease is not None else 0.0)
             clusters = json.loads(await self._admin.ask("GET", "/v1/clusters"))
             now_mono = time.monotonic()

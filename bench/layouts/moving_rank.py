@@ -34,7 +34,7 @@ from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.snapshot_store.transfer.loading import Loaded
+from shoal_workers.snapshot_store.transfer.loading import LoadResult
 
 STEPS = 5
 """Steps of each generation. The second has the memory of all later ones; in the fifth, peers' slots are mapped."""
@@ -112,7 +112,7 @@ class _MeasuredStore(SnapshotStore):
         *,
         check: Callable[[], None],
         optional: Mapping[str, str] | None = None,
-    ) -> Loaded:
+    ) -> LoadResult:
         self.state_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
         self.loads = ()
         for _ in range(_LOADS):

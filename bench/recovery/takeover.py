@@ -67,7 +67,7 @@ def _measure(name: str, url: str, folder: Path, trials: int, hosts: bool, found:
         first.stop()  # its cluster stays
         for server in servers:
             server.start().wait_for_cluster()
-            until(store.current_lease, "a server has the lease", _LONGEST_S)
+            until(store.read_lease, "a server has the lease", _LONGEST_S)
         for number in range(trials if hosts else 2 * trials):
             way = (signal.SIGKILL, signal.SIGTERM)[0 if hosts else number // 2 % 2]
             active, passive = servers[number % 2], servers[1 - number % 2]
@@ -88,11 +88,11 @@ def _measure(name: str, url: str, folder: Path, trials: int, hosts: bool, found:
 
 def _strike(active: Server, way: signal.Signals, store: Store) -> float:
     """Kills the owner of the lease. Returns the seconds until the other one has the lease."""
-    before = store.current_lease()
+    before = store.read_lease()
     assert before is not None and active.process is not None
     began = time.monotonic()
     active.process.send_signal(way)
-    while (lease := store.current_lease()) is None or lease.epoch == before.epoch:
+    while (lease := store.read_lease()) is None or lease.epoch == before.epoch:
         assert time.monotonic() - began < _LONGEST_S, "nobody takes the lease"
         time.sleep(_POLL_S)
     took_s = time.monotonic() - began

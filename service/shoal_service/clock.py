@@ -1,7 +1,7 @@
-"""Clock: the time that the service's loops read, and their only way to wait for time to pass.
+"""The clock that the service's loops read, and by which they wait.
 
-Passed by the composition roots to the control loop and to the supervisor, so that a test decides what time it is.
-Never read inside a decision: the core is given `now`.
+The composition roots pass it to the control loop and to the supervisor, so that a test decides what time it is. No
+decision reads it: the core is given `now`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ _SMALLEST_JUMP_S = 1.0
 
 
 class Clock(Protocol):
-    """`tests/doubles/fake_clock.py` has the other implementation; both pass the same contract tests."""
+    """Tells the time and waits. `SystemClock` and `tests/doubles/fake_clock.py` pass the same contract tests."""
 
     def time(self) -> float:
-        """Wall-clock time, seconds since the epoch."""
+        """Return the wall-clock time, in seconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary moment; never goes back."""
+        """Return the seconds since an arbitrary moment. They never decrease."""
 
     async def sleep(self, seconds: float) -> None: ...
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float) -> T:
-        """Waits for the result of the awaitable. Raises TimeoutError after `timeout_s` seconds; the awaitable is
-        cancelled then."""
+        """Wait for the result of the awaitable. After `timeout_s` it is cancelled, and TimeoutError is raised."""
 
 
 async def wait_for_any(clock: Clock, *events: asyncio.Event, timeout_s: float) -> None:
-    """Wait until one of the events is set, or the time is over."""
+    """Wait until one of the events is set, `timeout_s` seconds at most."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await clock.wait_for(asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED), timeout_s)
@@ -44,28 +43,30 @@ async def wait_for_any(clock: Clock, *events: asyncio.Event, timeout_s: float) -
 
 
 class WallClockWatch:
-    """Notices that the wall clock was set, or that the machine was suspended: monotonic time does not move then."""
+    """Detects jumps of the wall clock against monotonic time: it was set, or the machine was suspended."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead_s = self._read()
+        self._offset_s = self._read_offset_s()
 
-    def jump_s(self) -> float:
-        """Seconds that the wall clock has jumped since the last call; 0: it has not, or this thread was held up while
-        it looked."""
-        ahead_s = self._read()
-        if ahead_s is None:
+    def measure_jump_s(self) -> float:
+        """Return the seconds that the wall clock has jumped since the last call.
+
+        0 if it has not, or if this thread was interrupted between the readings.
+        """
+        offset_s = self._read_offset_s()
+        if offset_s is None:
             return 0.0
-        if self._ahead_s is None:
-            self._ahead_s = ahead_s
-        jump_s = ahead_s - self._ahead_s
+        if self._offset_s is None:
+            self._offset_s = offset_s
+        jump_s = offset_s - self._offset_s
         if abs(jump_s) < _SMALLEST_JUMP_S:
-            return 0.0  # it is being slewed; the small steps add up
-        self._ahead_s = ahead_s
+            return 0.0  # the clock is slewed in small steps, which add up until they count
+        self._offset_s = offset_s
         return jump_s
 
-    def _read(self) -> float | None:
-        """Wall-clock minus monotonic time; None if the two were not read at the same time."""
+    def _read_offset_s(self) -> float | None:
+        """Return wall-clock minus monotonic time; None if the two were not read at the same time."""
         before = self._clock.monotonic()
         wall = self._clock.time()
         after = self._clock.monotonic()
@@ -73,7 +74,7 @@ class WallClockWatch:
 
 
 class SystemClock:
-    """The clock of this machine."""
+    """Reads the clock of this machine."""
 
     def time(self) -> float:
         return time.time()

@@ -19,7 +19,7 @@ from shoal_api.client import Client
 from shoal_api.client.credentials import find_token
 from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
-from shoal_api.http.serving import Wire
+from shoal_api.http.serving import HttpConfig
 from shoal_api.http.streams import Pace
 from shoal_service.control.planning import planning_profile
 from shoal_service.control.token_files import ensure_admin_token
@@ -190,14 +190,14 @@ def own_service(store: Store) -> Iterator[Service]:
 
 @pytest.fixture
 def serve(store: Store, state_dir: Path) -> Iterator[Callable[..., tuple[str, RequestMetrics]]]:
-    """`serve(wire=..., limits=...)`: URL and metrics of an application over the store that has no cluster."""
+    """`serve(http=..., limits=...)`: URL and metrics of an application over the store that has no cluster."""
     with ExitStack() as applications:
 
-        def run(wire: Wire | None = None, **options: Any) -> tuple[str, RequestMetrics]:
+        def run(http: HttpConfig | None = None, **options: Any) -> tuple[str, RequestMetrics]:
             ensure_admin_token(store, state_dir, now=time.time())
             metrics = RequestMetrics()
             app = bare_app(store, requests=metrics, **options)
-            return applications.enter_context(served(app, wire=wire or Wire())), metrics
+            return applications.enter_context(served(app, http=http or HttpConfig())), metrics
 
         yield run
 

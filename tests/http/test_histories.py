@@ -162,7 +162,7 @@ def test_two_jobs_are_compared_and_the_client_reads_the_very_numbers(
 ) -> None:
     a, b = supervise(series=points({1: 1.0, 2: 0.1, 3: 3.0})), supervise(series=points({1: 1.0, 2: 0.2}))
     report = service.client.parity(a, b, max_points=10)
-    assert report == service.store.reading(histories.parity)(a, b, max_points=10)
+    assert report == service.store.reading(histories.compare_losses)(a, b, max_points=10)
     assert (report.max_rel_diff, report.max_rel_diff_step, report.steps_only_in_job) == (0.5, 2, 1)
     assert [point.step for point in report.points] == [1, 2]
     assert not service.client.parity(a, b, tolerance=0.6).within_tolerance, "one has a step that the other has not"

@@ -92,7 +92,8 @@ def test_an_open_stream_reads_nothing_while_nothing_happens(own_service: Any, sp
     job = own_service.client.submit(spec)
     reads: list[str] = []
     looks: list[float] = []
-    read, look = own_service.store.reading(histories.job_version), own_service.store.reading(histories.changed_jobs)
+    read = own_service.store.reading(histories.read_job_version)
+    look = own_service.store.reading(histories.read_changed_jobs)
 
     def counted(job_id: str) -> Any:
         reads.append(job_id)
@@ -102,8 +103,8 @@ def test_an_open_stream_reads_nothing_while_nothing_happens(own_service: Any, sp
         looks.append(since)
         return look(since)
 
-    replace_call(own_service.store, histories.job_version, counted)
-    replace_call(own_service.store, histories.changed_jobs, counted_look)
+    replace_call(own_service.store, histories.read_job_version, counted)
+    replace_call(own_service.store, histories.read_changed_jobs, counted_look)
     with own_service.http.stream("GET", f"/v1/jobs/{job.id}/overview", headers=EVENTS) as answer:
         lines = split_lines(answer.iter_bytes())
         heartbeats = (line for line in lines if line == ": heartbeat")

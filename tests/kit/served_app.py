@@ -22,7 +22,7 @@ def served(app: FastAPI, *, address: socket.socket | None = None, **options: Any
         address: a listening socket that stays open, for several servers one after the other. By default a new socket.
     """
     with socket.create_server(("127.0.0.1", 0)) if address is None else address.dup() as listener:
-        scheme = options["wire"].scheme if "wire" in options else "http"
+        scheme = options["http"].scheme if "http" in options else "http"
         url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"  # before the server takes the socket over
         server = make_server(app, host="127.0.0.1", port=0, **options)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")

@@ -74,12 +74,12 @@ def test_a_node_that_dies_while_it_starts_is_started_again_and_one_that_dies_lat
             cluster.start()
         assert len(killed) == 1
         assert ("embedded_cluster.start_failed", ["127.0.0.3"]) in _events(caplog)
-        assert cluster.away == ()
+        assert cluster.dead_nodes == ()
         assert _alive(cluster) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 
         os.kill(next(_pids(tmp_path)), signal.SIGKILL)
         assert not cluster.heal(), "it is left dead"
-        assert cluster.away == ("127.0.0.3",)
+        assert cluster.dead_nodes == ("127.0.0.3",)
         assert ("embedded_cluster.nodes_away", ["127.0.0.3"]) in _events(caplog)
     finally:
         cluster.stop()
@@ -97,7 +97,7 @@ def test_a_cluster_that_has_lost_all_its_nodes_starts_them_again_unless_others_h
         assert not cluster.heal(), "it can train on the one that has joined"
         nodes.remove("127.0.0.9")
         assert cluster.heal()
-        assert cluster.away == ()
+        assert cluster.dead_nodes == ()
     finally:
         cluster.stop()
         nodes.end_added()
@@ -129,19 +129,19 @@ def _pids(state_dir: Path) -> Iterator[int]:
     path = state_dir / "embedded-cluster.json"
     nodes = EmbeddedNote.model_validate_json(path.read_text()).nodes if path.exists() else ()
     for node in nodes[_VICTIM : _VICTIM + 1]:
-        yield from node.pids_of(RAYLET)
+        yield from node.find_pids(RAYLET)
 
 
 def _alive(cluster: EmbeddedCluster) -> list[str]:
     """Addresses of the live nodes, according to the head."""
-    found = subprocess.run(
+    count = subprocess.run(
         [sys.executable, "-c", _COUNT, cluster.address],
         env={**os.environ, **cluster.environment},
         check=True,
         capture_output=True,
         text=True,
     )
-    [line] = [line for line in found.stdout.splitlines() if line.startswith("alive:")]
+    [line] = [line for line in count.stdout.splitlines() if line.startswith("alive:")]
     return line.split()[1:]
 
 

@@ -207,7 +207,7 @@ def test_readers_see_only_complete_transactions(store: Store, job_id: str, attem
 def test_two_processes_can_open_an_empty_database_at_the_same_time(empty_url: str) -> None:
     program = (
         "import sys; from shoal_service.store import Store, job_lists; sys.stdin.readline(); "
-        "s = Store.open(sys.argv[1]); print(s.current_lease(), len(s.reading(job_lists.page)().items)); s.close()"
+        "s = Store.open(sys.argv[1]); print(s.read_lease(), len(s.reading(job_lists.page)().items)); s.close()"
     )
     processes = [
         subprocess.Popen(

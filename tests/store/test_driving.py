@@ -26,7 +26,7 @@ class TestLease:
         renewed = store.acquire_lease("a", ttl_s=10, now=109)
         assert renewed is not None
         assert (renewed.epoch, renewed.expires_at) == (1, 119)
-        assert store.current_lease() == renewed
+        assert store.read_lease() == renewed
 
     def test_an_expired_lease_changes_hands_with_a_higher_epoch(self, store: Store) -> None:
         store.acquire_lease("a", ttl_s=10, now=100)
@@ -44,9 +44,9 @@ class TestLease:
     def test_a_released_lease_is_free_and_its_epoch_is_never_reused(self, store: Store) -> None:
         store.acquire_lease("a", ttl_s=10, now=100)
         store.release_lease("b")
-        assert store.current_lease() is not None
+        assert store.read_lease() is not None
         store.release_lease("a")
-        assert store.current_lease() is None
+        assert store.read_lease() is None
         back = store.acquire_lease("a", ttl_s=10, now=101)
         assert back is not None
         assert back.epoch == 2

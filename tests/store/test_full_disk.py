@@ -38,7 +38,7 @@ def test_a_job_says_that_its_step_is_old_while_the_disk_is_full(tmp_path: Path, 
         tx.execute(text(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StoreUnavailable, match="full"):
         report(2, "x" * 4_000)
-    for status in (store.get_job(job_id).status, store.reading(histories.overview)(job_id).job.status):
+    for status in (store.get_job(job_id).status, store.reading(histories.read_overview)(job_id).job.status):
         assert status.step == 1 and status.note.startswith("Nothing has been stored for ")
         assert status.note.endswith("database or disk is full. The job may be further than is shown here.")
     with store.write() as tx:

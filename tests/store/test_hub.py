@@ -8,7 +8,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.store import Lease, Store, driving, histories, submissions
-from shoal_service.store.hub import REQUESTS, Hub
+from shoal_service.store.hub import Hub, Topic
 from shoal_workers.contract.job import EndReason
 
 Submit = Callable[..., str]
@@ -16,21 +16,21 @@ Begin = Callable[..., Any]
 
 
 def test_subscribers_are_notified_of_commits_of_their_job_until_they_close(store: Store, submit: Submit) -> None:
-    one, other = submit(), submit()
-    notified_one: list[str] = []
-    notified_all: list[str] = []
-    with store.subscribe(notified_one.append, one), store.subscribe(notified_all.append):
-        store.writing(submissions.request)(one, Desired.PAUSE, now=2.0)
-        store.writing(submissions.request)(one, Desired.PAUSE, now=2.0)  # no change, no notification
-        store.writing(submissions.request)(other, Desired.PAUSE, now=2.0)
-    store.writing(submissions.request)(one, Desired.RUN, now=3.0)
-    assert notified_one == [one]
-    assert notified_all == [one, other]
+    first, second = submit(), submit()
+    notified_of_first: list[str] = []
+    notified_of_all: list[str] = []
+    with store.subscribe(notified_of_first.append, first), store.subscribe(notified_of_all.append):
+        store.writing(submissions.request)(first, Desired.PAUSE, now=2.0)
+        store.writing(submissions.request)(first, Desired.PAUSE, now=2.0)  # no change, no notification
+        store.writing(submissions.request)(second, Desired.PAUSE, now=2.0)
+    store.writing(submissions.request)(first, Desired.RUN, now=3.0)
+    assert notified_of_first == [first]
+    assert notified_of_all == [first, second]
 
 
 def test_requests_are_notified_apart_from_the_progress_of_jobs(store: Store, begin: Begin, submit: Submit) -> None:
     notified: list[str] = []
-    with store.subscribe(notified.append, REQUESTS):
+    with store.subscribe(notified.append, Topic.REQUESTS):
         job_id = submit()
         attempt = begin(job_id)
         assert notified == [job_id], "the scheduler's own decision is no request"

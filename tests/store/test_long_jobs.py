@@ -74,7 +74,7 @@ class LongJob:
         return [row.step for row in self.store.reading(histories.read_series)(self.id) if row.step <= until]
 
     def curve(self, max_points: int, **bounds: int) -> list[tuple[int, float]]:
-        read = self.store.reading(histories.read_series)
+        read = self.store.reading(curves.read_curve)
         return [(row.step, row.loss) for row in read(self.id, max_points=max_points, **bounds)]
 
     def first_steps(self) -> dict[int, int]:

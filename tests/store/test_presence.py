@@ -36,17 +36,19 @@ def owner(store_url: str, store: Store) -> Iterator[subprocess.Popen[str]]:
 def test_the_end_of_the_owners_process_is_seen_by_its_connection(
     owner: subprocess.Popen[str], store: Store, store_url: str
 ) -> None:
-    assert not store.has_left("other-host") and not store.has_left("another")
+    assert not store.is_owner_gone("other-host") and not store.is_owner_gone("another")
     assert store.acquire_lease("me", ttl_s=10, now=101.0) is None
     owner.kill()
     owner.wait()
     if store_url.startswith("sqlite"):
-        assert not store.has_left("other-host"), "it cannot be known; the processes are on one machine, see ownership"
+        assert not store.is_owner_gone("other-host"), (
+            "it cannot be known; the processes are on one machine, see ownership"
+        )
         return
     _await_departure(store)
     store.release_lease("other-host")
     taken = store.acquire_lease("me", ttl_s=10, now=102.0)
-    assert taken is not None and taken.epoch == 2 and not store.has_left("me")
+    assert taken is not None and taken.epoch == 2 and not store.is_owner_gone("me")
 
 
 @pytest.mark.postgres
@@ -54,24 +56,24 @@ def test_a_broken_connection_is_announced_again_with_the_next_renewal(store_url:
     if store_url.startswith("sqlite"):
         pytest.skip("there is no connection to break")
     store.acquire_lease("me", ttl_s=10, now=101.0)
-    assert not store.has_left("me")
+    assert not store.is_owner_gone("me")
     store._database.withdraw()
     _await_departure(store, "me")
     assert store.acquire_lease("me", ttl_s=10, now=102.0) is not None
-    assert not store.has_left("me")
+    assert not store.is_owner_gone("me")
 
 
 def test_an_owner_of_an_older_release_is_never_thought_gone(store: Store) -> None:
     store.acquire_lease("me", ttl_s=10, now=101.0)
     with store._database.write() as tx:
         tx.connection.exec_driver_sql("UPDATE lease SET owner = 'older', epoch = 2")
-    assert not store.has_left("older")
+    assert not store.is_owner_gone("older")
 
 
 def _await_departure(store: Store, owner: str = "other-host") -> None:
     """The server of PostgreSQL notices the end of a connection by itself, and notifies nobody."""
     deadline = time.monotonic() + 60.0
-    while not store.has_left(owner):
+    while not store.is_owner_gone(owner):
         assert time.monotonic() < deadline, "the lock outlives its connection"
 
 

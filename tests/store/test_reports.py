@@ -10,7 +10,7 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.training import CheckpointCommitted
 from shoal_service.reports import PendingEvent, PendingLog
-from shoal_service.store import Lease, Store, checkpoint_rows, driving, edit, histories, reporting, submissions
+from shoal_service.store import Lease, Store, checkpoint_rows, curves, driving, edit, histories, reporting, submissions
 from shoal_service.store.reporting import DropReason
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
@@ -354,8 +354,8 @@ class TestHistory:
 
     def test_a_long_series_is_sampled_down_to_its_means(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(series=tuple(_point(i, float(i)) for i in range(1, 101)))
-        points = store.reading(histories.read_series)(job_id, max_points=10)
+        points = store.reading(curves.read_curve)(job_id, max_points=10)
         assert [(p.step, p.loss) for p in points] == [(10 * i, 10 * i - 4.5) for i in range(1, 11)]
-        assert len(store.reading(histories.read_series)(job_id, max_points=100)) == 100
+        assert len(store.reading(curves.read_curve)(job_id, max_points=100)) == 100
         assert [p.step for p in store.reading(histories.read_series)(job_id, after_step=98)] == [99, 100]
-        assert store.reading(histories.read_series)(job_id, after_step=100, max_points=5) == []
+        assert store.reading(curves.read_curve)(job_id, after_step=100, max_points=5) == []

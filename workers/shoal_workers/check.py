@@ -58,7 +58,7 @@ from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import PackagesNotInstalled
 from shoal_workers.proofs import Zygote, data_layout, fixed_to_prove, layouts_to_prove
-from shoal_workers.training_thread import on_training_thread
+from shoal_workers.training_thread import run_on_training_thread
 
 _STEPS = 3
 _SAVED_AFTER = 2
@@ -102,28 +102,30 @@ class TaskRefused(Exception):
 
 
 def main() -> int:
-    """The spec is read from the standard input; the argument is an empty directory. Exit status 1 if the task cannot
-    train."""
+    """Try the task. Return exit status 1 if it cannot train.
+
+    Standard input is the spec; the argument is an empty directory.
+    """
     faulthandler.enable()
     spec = parse_spec(json.load(sys.stdin))
     sys.path.insert(0, str(Path(spec.code.working_dir or ".").expanduser()))
     lines, sys.stdout = sys.stdout, sys.stderr  # what the task prints does not belong to the answer
 
-    def say(document: dict[str, Any]) -> None:
+    def write_line(document: dict[str, Any]) -> None:
         lines.write(json.dumps(document) + "\n")
         lines.flush()
 
-    zygote = Zygote(reduced(spec, Path(sys.argv[1])))  # now, because later this process has several threads
+    zygote = Zygote(make_trial_spec(spec, Path(sys.argv[1])))  # now, because later this process has several threads
     try:
-        findings = check(spec, Path(sys.argv[1]), lambda phase, note: say({"phase": phase, "note": note}))
+        findings = check(spec, Path(sys.argv[1]), lambda phase, note: write_line({"phase": phase, "note": note}))
         findings = _with_proofs(findings, spec, zygote)
     except TaskRefused as error:
         failed = {**error.report.model_dump(mode="json"), "sentence": error.report.sentence}
-        say({"failed": {**failed, "is_the_tasks": error.kind in _OF_THE_TASK}})
+        write_line({"failed": {**failed, "is_the_tasks": error.kind in _OF_THE_TASK}})
         return 1
     finally:
         zygote.close()
-    say({"found": asdict(findings)})
+    write_line({"found": asdict(findings)})
     return 0
 
 
@@ -153,7 +155,7 @@ def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]
         TaskRefused: the task, or its data, or its model does not train.
     """
     layout = data_layout(spec, 1)
-    findings = _Check(reduced(spec, directory), layout, directory, on_phase).run()
+    findings = _Check(make_trial_spec(spec, directory), layout, directory, on_phase).run()
     return replace(findings, remarks=(*findings.remarks, *_not_tried(spec)))
 
 
@@ -164,8 +166,8 @@ def _not_tried(spec: JobSpec) -> Iterator[str]:
         yield "compile is not tried."
 
 
-def reduced(spec: JobSpec, directory: Path) -> JobSpec:
-    """Returns the same task, with one micro-batch in a step and three steps, on one rank."""
+def make_trial_spec(spec: JobSpec, directory: Path) -> JobSpec:
+    """Return the spec of the same task with three steps of one micro-batch, on one rank."""
     has_gpu = bool(spec.worker.gpus) and torch.cuda.is_available()
     micro_size = spec.batch.micro_size
     data = spec.data
@@ -215,7 +217,7 @@ class _Check:
         reader = threading.Thread(target=self._read_reports, name="shoal-reports")
         reader.start()
         try:
-            on_training_thread(self._try, lambda: self._engine.interrupt(self._generation))
+            run_on_training_thread(self._try, lambda: self._engine.interrupt(self._generation))
         finally:
             self._engine.close()
             self._outbox.close()

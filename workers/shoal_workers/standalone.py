@@ -64,7 +64,7 @@ from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import read_secrets
 from shoal_workers.engine.state.saving import PartCollector
-from shoal_workers.training_thread import on_training_thread
+from shoal_workers.training_thread import run_on_training_thread
 
 _GENERATION = 1
 _COMMIT_S = 120.0
@@ -214,7 +214,7 @@ def train(
     reader = threading.Thread(target=_read_reports, args=(engine, outbox, summary, parts), name="shoal-reports")
     reader.start()
     try:
-        ended = on_training_thread(lambda: engine.run(assignment), lambda: engine.interrupt(_GENERATION))
+        ended = run_on_training_thread(lambda: engine.run(assignment), lambda: engine.interrupt(_GENERATION))
     finally:
         engine.close()
         outbox.close()

@@ -1,8 +1,7 @@
-"""Runs the engine on a thread of its own in programs without Ray, as in a Ray actor: never on the main thread.
+"""Runs the engine outside of the main thread in programs without Ray.
 
-So a task finds the same process everywhere. Python lets only the main thread set signal handlers, for example, and a
-task that does so would train in `shoal_workers.run` and fail in the service. Called by standalone.py,
-check.py and check_loop.py.
+A Ray actor does the same, so a task finds the same process everywhere. For example, Python lets only the main thread
+set signal handlers: a task that sets one would train in `shoal_workers.run` and fail in the service.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ _LEAVE_S = 10.0
 Result = TypeVar("Result")
 
 
-def on_training_thread(function: Callable[[], Result], interrupt: Callable[[], object]) -> Result:
-    """`function()`, on a new thread. Raises what it raises.
+def run_on_training_thread(function: Callable[[], Result], interrupt: Callable[[], object]) -> Result:
+    """Call a function on a new thread; return or raise what it does.
 
     Args:
         interrupt: called if the main thread is interrupted (Ctrl-C); the thread then has 10 s to leave `function`.

@@ -3,7 +3,7 @@
     @command()
     def nodes(session: Session) -> None:
         \"\"\"List the nodes of the cluster.\"\"\"
-        session.show(session.client.nodes(), nodes_table)
+        session.show(session.client.nodes(), render_nodes)
 
 The client is imported when it is used first: commands that need no server start without it.
 """

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ import httpx
 from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.output import Output
 from shoal_api.cli.readiness import waits_for
+from shoal_service.cluster.connects import find_free_port
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -233,7 +233,7 @@ def start_prometheus(target: str, folder: Path, token_file: Path) -> PrometheusP
         ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-    port = free_port()
+    port = find_free_port()
     log = folder / "prometheus.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -270,8 +270,3 @@ def _await_prometheus(process: subprocess.Popen[bytes], url: str, log: Path) -> 
         if process.poll() is not None or time.monotonic() > deadline_mono:
             tail = " ".join(log.read_text(errors="replace").splitlines()[-3:])
             raise OSError(f"Prometheus is not ready after {_PROMETHEUS_READY_S:g} s, or has ended: {tail}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

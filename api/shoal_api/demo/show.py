@@ -27,7 +27,7 @@ from shoal_api.cli.render.progress import LiveScreen, PlainScreen, Screen
 from shoal_api.client import Client
 from shoal_api.client.credentials import read_token_file
 from shoal_api.client.errors import ApiError
-from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, free_port, start_prometheus
+from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, start_prometheus
 from shoal_api.demo.report import (
     DemoOutcome,
     Run,
@@ -40,6 +40,7 @@ from shoal_api.demo.report import (
     with_detection,
     world_sizes,
 )
+from shoal_service.cluster.connects import find_free_port
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_service.core.parity import compare
 from shoal_service.core.quantities import count_text
@@ -112,7 +113,7 @@ def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: boo
     watcher: PrometheusProcess | None = None
     with _sigterm_as_interrupt():
         try:
-            url = f"http://127.0.0.1:{free_port()}"
+            url = f"http://127.0.0.1:{find_free_port()}"
             _print(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
             server = ServerProcess(_serve_command(url, folder), _environment(keep), folder / "serve.log", outlive=keep)
             await_ready(server, url, output)

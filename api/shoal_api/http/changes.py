@@ -134,9 +134,9 @@ async def watch_other_writers(changes: Changes, store: Store, nodes_of: Callable
             continue
         try:
             newest = max((updated_at for updated_at, *_ in known.values()), default=0.0)
-            newest = newest or await run_in_threadpool(store.reading(histories.newest_change))
+            newest = newest or await run_in_threadpool(store.reading(histories.read_last_change))
             # a control plane whose clock is behind writes older times; jobs that are read again are compared below
-            changed = await run_in_threadpool(store.reading(histories.changed_jobs), newest - _CLOCKS_APART_S)
+            changed = await run_in_threadpool(store.reading(histories.read_changed_jobs), newest - _CLOCKS_APART_S)
             nodes = await run_in_threadpool(nodes_of)
         except StoreUnavailable:
             _log.warning("changes.store_unavailable")

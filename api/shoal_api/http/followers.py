@@ -26,7 +26,7 @@ from starlette.concurrency import run_in_threadpool
 
 from shoal_api.answers import EventPage, StreamEnd, log_source
 from shoal_api.http.streams import Batch, ThreadFollower, sse_event
-from shoal_service.store import Store, histories
+from shoal_service.store import Store, curves, histories
 from shoal_service.views import LogView
 from shoal_workers.contract import JobState
 
@@ -36,7 +36,6 @@ POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"
 _NEW_AT_ONCE = 1000
 _MAX_LOG_LINES = 500
 """Log lines in the first answer, at most."""
-_MAX_POINTS = 500
 _Version = tuple[float, int, int]
 _LINES = TypeAdapter(list[Any])
 
@@ -53,18 +52,16 @@ class LogSelection:
 
 
 def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tuple[list[LogView], int]:
-    """Read once: the last `tail` lines, or else the first `limit` lines; and the number after which the next ones are.
+    """Read the last `tail` lines, or else the first `limit` lines, and the number after which the next ones are.
 
     Raises:
         JobNotFound
     """
-    if lines.tail is None:
-        with store.read() as tx:
-            log_lines = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, limit=limit)
-    else:
-        newest = max(1, lines.tail)  # the newest one tells where the next ones begin, even if it is not wanted
-        with store.read() as tx:
-            log_lines = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, tail=newest, limit=newest)
+    # the newest line tells where the next ones begin, even if none is requested
+    tail = None if lines.tail is None else max(1, lines.tail)
+    log_lines = store.reading(histories.read_logs)(
+        job_id, rank=lines.rank, after=lines.after, tail=tail, limit=limit if tail is None else tail
+    )
     next_after = log_lines[-1].seq if log_lines else lines.after
     return ([] if lines.tail == 0 else log_lines), next_after
 
@@ -239,7 +236,7 @@ class OverviewFollower:
 
 def _read_after(store: Store, job_id: str, position: Position, logs: bool) -> _Part:
     """Read what a client lacks; nothing if the job has not changed since."""
-    state, version = store.reading(histories.job_version)(job_id)
+    state, version = store.reading(histories.read_job_version)(job_id)
     if version == position.version:
         return state, (), position
     return state, *_parts(store, job_id, position, version, logs=logs)
@@ -255,36 +252,35 @@ def _parts(
     # after a rollback steps are computed again: the client gets them a second time, with their new values
     rolled_back = 0 < job.status.step < position.step
     after = job.status.step if rolled_back else position.step
-    with store.read() as tx:
-        series = histories.series_columns(tx, job_id, after_step=after, max_points=_MAX_POINTS)
+    series = store.reading(histories.read_series_columns)(job_id, after_step=after)
     if series.step or first:
         parts.append(("series", _columns(series, is_first=position.step < 0)))
-    with store.read() as tx:
-        samples = histories.samples(tx, job_id, after=position.sampled_at)
+    samples = store.reading(curves.read_samples)(job_id, after=position.sampled_at)
     if samples.at or first:
         parts.append(("samples", _columns(samples, is_first=position.sampled_at == 0.0)))
 
     documents = {
-        "incidents": to_json(store.reading(histories.newest_incidents)(job_id)).decode(),
+        "incidents": to_json(store.reading(histories.read_incidents)(job_id, newest=histories.MAX_INCIDENTS)).decode(),
         "workers": to_json(store.reading(histories.read_workers)(job_id)).decode(),
-        "checkpoints": to_json(store.reading(histories.newest_checkpoints)(job_id)).decode(),
+        "checkpoints": to_json(store.reading(histories.read_newest_checkpoints)(job_id)).decode(),
     }
     checksums = tuple(zlib.crc32(text.encode()) for text in documents.values())
     for (name, text), before, now in zip(documents.items(), position.documents, checksums, strict=True):
         if before != now:
             parts.append((name, text))
 
-    with store.read() as tx:
-        events = histories.newest_events(
-            tx, job_id, after=position.event, limit=_NEW_AT_ONCE, newest=100 if position.event == 0 else None
-        )
+    events = store.reading(histories.read_events)(
+        job_id,
+        after=position.event,
+        limit=_NEW_AT_ONCE,
+        tail=histories.MAX_EVENTS if position.event == 0 else None,
+    )
     if events or first:
         parts.append(("events", to_json(events).decode()))
     lines = []
     if logs:
         tail = _MAX_LOG_LINES if position.log == 0 else None
-        with store.read() as tx:
-            lines = histories.read_logs(tx, job_id, after=position.log, tail=tail, limit=_NEW_AT_ONCE)
+        lines = store.reading(histories.read_logs)(job_id, after=position.log, tail=tail, limit=_NEW_AT_ONCE)
         if lines or first:
             parts.append(("logs", _LINES.dump_json(lines).decode()))
 

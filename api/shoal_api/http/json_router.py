@@ -40,7 +40,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shoal_api.http.access.authentication import Needs, principal_of
+from shoal_api.http.access.authentication import Needs, read_principal
 from shoal_api.http.access.limits import LIMITER, Limiter, SizeLimit
 from shoal_api.http.context import Context
 from shoal_api.http.problems import BadDocument, BodyTooLarge, InvalidRequest, UnsupportedMediaType
@@ -366,7 +366,7 @@ def _job(context: AppContext, job_id: JobId) -> JobView:
 
 
 async def _caller(request: Request) -> Principal:
-    return principal_of(request)
+    return read_principal(request)
 
 
 AppContext = Annotated[Context, Depends(_context)]

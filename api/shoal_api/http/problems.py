@@ -125,15 +125,6 @@ class TooManyRequests(ServiceError):
     )
 
 
-class IssuerAway(ServiceError):
-    kind = ProblemKind(
-        "issuer-away",
-        503,
-        "The issuer of tokens does not answer",
-        "The keys of the OpenID Connect issuer cannot be read, so its tokens cannot be checked. Others can.",
-    )
-
-
 class NotReady(ServiceError):
     kind = ProblemKind("not-ready", 503, "Not ready", "The store or the cluster cannot be reached; see errors.")
 

@@ -52,8 +52,8 @@ def listens(address: str) -> bool:
     return True
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that no process uses now. Another process may take it before the caller does."""
+def find_free_port() -> int:
+    """Return a port of 127.0.0.1 that no process uses now. Another process may take it before the caller does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,11 +1,8 @@
-"""The nodes of the embedded cluster: their entry in the note, their `ray start` command, and whether they run.
+"""Describes the nodes of the embedded cluster, and finds and ends their processes.
 
-Reads /proc and the note's file, starts nothing; `EmbeddedCluster` starts and ends the nodes.
-
-Finds the processes of a session in /proc: their pids, their programs, and how to end all of them.
-
-A session outlives its leader, and its number is not reused while one of its processes lives. Used by the embedded
-cluster only, which must find the processes of an earlier control plane.
+A node has an entry in the note, a `ray start` command and one session for each start. A session outlives its leader,
+and its number is not reused while one of its processes lives, so the processes of an earlier control plane are found
+in /proc by it. `EmbeddedCluster` starts the nodes.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ class EmbeddedNode(Frozen):
 
     number: int
     sessions: tuple[int, ...] = ()
-    """Every session that was started for it."""
+    """Number of each session that was started for the node."""
     has_been_up: bool = False
     """True if the node has joined the cluster since its last start."""
 
@@ -44,22 +41,22 @@ class EmbeddedNode(Frozen):
         return f"127.0.0.{self.number + 1}"
 
     def runs(self, program: str) -> bool:
-        return next(self.pids_of(program), None) is not None
+        return next(self.find_pids(program), None) is not None
 
     def has_lost(self, program: str) -> bool:
         """Return whether such a process has died while the `ray start` that started it still waits for it."""
-        return any(program.endswith(f"/{name}") for session in self.sessions for name in died_in_session(session))
+        return any(program.endswith(f"/{name}") for session in self.sessions for name in find_zombie_names(session))
 
-    def pids_of(self, program: str) -> Iterator[int]:
-        """Pids of the node's processes that run this program."""
+    def find_pids(self, program: str) -> Iterator[int]:
+        """Yield the pids of the node's processes that run this program."""
         for session in self.sessions:
-            for pid in pids_of_session(session):
-                if command_of(pid)[:1] and command_of(pid)[0].endswith(program):
+            for pid in find_session_pids(session):
+                if read_command(pid)[:1] and read_command(pid)[0].endswith(program):
                     yield pid
 
 
 class EmbeddedNote(Frozen):
-    """What the next control plane must know of the cluster. A JSON file in the state directory."""
+    """What the next control plane reads of the cluster: a JSON file in the state directory."""
 
     address: str
     pids: tuple[int, ...]
@@ -74,7 +71,7 @@ class EmbeddedNote(Frozen):
 
     @staticmethod
     def read(path: Path) -> EmbeddedNote | None:
-        """Reads the note; None if there is none, or if it is not valid."""
+        """Read the note; None if there is none, or if it is not valid."""
         try:
             return EmbeddedNote.model_validate_json(path.read_text())
         except (FileNotFoundError, ValidationError):
@@ -82,7 +79,7 @@ class EmbeddedNote(Frozen):
 
     def write(self, path: Path) -> None:
         temporary = path.with_suffix(".tmp")
-        with private_file(temporary) as file:
+        with open_private_file(temporary) as file:
             file.write(self.model_dump_json().encode())
         temporary.replace(path)
 
@@ -92,51 +89,55 @@ class EmbeddedNote(Frozen):
         return self.model_copy(update={"nodes": nodes, "pids": pids})
 
 
-def start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_gpus: int) -> list[str]:
-    """The `ray start` command of a node. It ends when the node is up, and its child processes stay. With `--block` it
-    would end all of them when one dies, and the GCS could not be started again alone."""
+def make_start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_gpus: int) -> list[str]:
+    """Return the `ray start` command of a node. It ends when the node is up, and its child processes stay.
+
+    With `--block` it would end all of them when one dies, and the GCS could not be started again alone.
+    """
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start"),
         f"--node-ip-address={node.ip}",
         f"--num-cpus={num_cpus}",
         f"--num-gpus={num_gpus}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
-        f"--temp-dir={_temp_dir(note, node)}",
+        f"--temp-dir={_find_temp_dir(note, node)}",
         "--dashboard-agent-listen-port=0",
         "--include-log-monitor=false",
         "--disable-usage-stats",
-        *(_head_arguments(note) if node.number == HEAD else _join_arguments(note)),
+        *(_make_head_arguments(note) if node.number == HEAD else _make_join_arguments(note)),
     ]
 
 
-def private_file(path: Path) -> IO[bytes]:
-    """Opens a file to write it anew. Only the owner may read it, also if it existed with another mode."""
+def open_private_file(path: Path) -> IO[bytes]:
+    """Open an emptied file for writing. Only the owner may read it, also if it existed with another mode."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, 0o600)
     return os.fdopen(descriptor, "wb")
 
 
-def raylets_of(address: str) -> list[int]:
-    """Pids of all raylets of the cluster on this machine, also those that others started. Reads every process."""
+def find_raylets(address: str) -> list[int]:
+    """Return the pids of all raylets of the cluster on this machine, also of those that others started.
+
+    Reads the command of every process.
+    """
     port = address.rpartition(":")[2]
     return [
         int(entry.name)
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit()
-        and (command := command_of(int(entry.name)))
+        and (command := read_command(int(entry.name)))
         and command[0].endswith(RAYLET)
         and any(part.startswith("--gcs-address=") and part.endswith(f":{port}") for part in command)
     ]
 
 
-def start_environment(note: EmbeddedNote, node: EmbeddedNode) -> dict[str, str]:
-    """The variables of a node's processes, besides those of every process of the cluster."""
-    return gcs_environment(note) if node.number == HEAD else _JOIN_ENVIRONMENT
+def make_start_environment(note: EmbeddedNote, node: EmbeddedNode) -> dict[str, str]:
+    """Return the variables of this node, besides those of every process of the cluster."""
+    return make_gcs_environment(note) if node.number == HEAD else _JOIN_ENVIRONMENT
 
 
-def gcs_environment(note: EmbeddedNote) -> dict[str, str]:
-    """Variables that keep the head's tables on disk, so that a head that dies alone finds its live actors after its
-    restart."""
+def make_gcs_environment(note: EmbeddedNote) -> dict[str, str]:
+    """Return variables that keep the head's tables on disk: a new head then finds the live actors."""
     return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{note.temp_dir}/gcs"}
 
 
@@ -144,14 +145,17 @@ _JOIN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 """Ray refuses a second node on loopback without it."""
 
 
-def _temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
-    """The directory of a node, which no other node uses. In a shared directory Ray names a raylet's socket by the first
+def _find_temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
+    """Return the directory of a node, which no other node uses.
+
+    In a shared directory Ray names a raylet's socket by the first
     unused number, and binds it seconds later: of two nodes that started at the same time one died of `Address already
-    in use`. Ray opens it to everybody (0777), but not the one above."""
+    in use`. Ray opens it to everybody (0777), but not the one above.
+    """
     return f"{note.temp_dir}/{node.number}"
 
 
-def _head_arguments(note: EmbeddedNote) -> tuple[str, ...]:
+def _make_head_arguments(note: EmbeddedNote) -> tuple[str, ...]:
     port = note.address.rpartition(":")[2]
     return (
         # the autoscaler has nothing to scale, and would take processor time from the raylet while that starts
@@ -160,9 +164,8 @@ def _head_arguments(note: EmbeddedNote) -> tuple[str, ...]:
     )
 
 
-def _join_arguments(note: EmbeddedNote) -> tuple[str, ...]:
-    """Gives the head's address as IPv6. Ray replaces an IPv4 loopback address by the host's own address, at which the
-    head does not listen."""
+def _make_join_arguments(note: EmbeddedNote) -> tuple[str, ...]:
+    """Return the head's address as IPv6. Ray replaces an IPv4 loopback address by one at which no head listens."""
     return (f"--address=[::ffff:127.0.0.1]:{note.address.rpartition(':')[2]}",)
 
 
@@ -173,18 +176,18 @@ class EmbeddedClusterFailed(Exception):
     """Ray did not start, and the message contains the end of its output; or some of its processes cannot be ended."""
 
 
-def pids_of_session(leader: int) -> list[int]:
-    """Pids of the session's live processes. A zombie does not count."""
-    return [pid for pid in _of_session(leader) if _stat(pid)[1] not in ("Z", "")]
+def find_session_pids(leader: int) -> list[int]:
+    """Return the pids of the session's live processes. A zombie does not count."""
+    return [pid for pid in _iterate_session(leader) if _read_stat(pid)[1] not in ("Z", "")]
 
 
-def died_in_session(leader: int) -> list[str]:
-    """Names of the session's zombies; the kernel cuts a name to 15 letters."""
-    return [name for pid in _of_session(leader) for name, state in [_stat(pid)] if state == "Z"]
+def find_zombie_names(leader: int) -> list[str]:
+    """Return the names of the session's zombies; the kernel cuts a name to 15 letters."""
+    return [name for pid in _iterate_session(leader) for name, state in [_read_stat(pid)] if state == "Z"]
 
 
-def command_of(pid: int) -> tuple[str, ...]:
-    """The command line of a process; empty if it has ended."""
+def read_command(pid: int) -> tuple[str, ...]:
+    """Return the command line of a process; empty if it has ended."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -193,11 +196,13 @@ def command_of(pid: int) -> tuple[str, ...]:
 
 
 def end_session(leader: int) -> None:
-    """Kills every process of the session, whatever its process group, until there is none. Kills also what they have
-    started in other sessions, as a task may."""
+    """Kill every process of the session, of any process group, until none is left.
+
+    A task may have started processes in other sessions: these are killed too.
+    """
     deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while pids := pids_of_session(leader):
-        for pid in [*_below(pids), *pids]:  # before their ancestors, by which they are found
+    while pids := find_session_pids(leader):
+        for pid in [*_find_descendants(pids), *pids]:  # before their ancestors, by which they are found
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -209,9 +214,11 @@ def end_session(leader: int) -> None:
     _reap(leader)
 
 
-def _of_session(leader: int) -> Iterator[int]:
-    """Pids of the session, with one system call per process. Reading each `stat` file took 20 ms per call, once a
-    second for each node."""
+def _iterate_session(leader: int) -> Iterator[int]:
+    """Yield the pids of the session, with one system call per process.
+
+    Reading each `stat` file took 20 ms per call, once a second for each node.
+    """
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
@@ -220,8 +227,8 @@ def _of_session(leader: int) -> Iterator[int]:
             continue  # it has ended since
 
 
-def _below(pids: list[int]) -> list[int]:
-    """Descendants of these processes that are in another session."""
+def _find_descendants(pids: list[int]) -> list[int]:
+    """Return the descendants of these processes that are in another session."""
     children: dict[int, list[int]] = {}
     for child, parent in parents().items():
         children.setdefault(parent, []).append(child)
@@ -232,8 +239,8 @@ def _below(pids: list[int]) -> list[int]:
     return descendants
 
 
-def _stat(pid: int) -> tuple[str, str]:
-    """Name and state (one letter) of a process; empty if it has ended."""
+def _read_stat(pid: int) -> tuple[str, str]:
+    """Return the name and the state (one letter) of a process; empty if it has ended."""
     try:
         head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
     except OSError:

@@ -74,10 +74,10 @@ class Account:
     def environment(self) -> dict[str, str]:
         return {"HOME": str(self.home), "USER": self.name, "LOGNAME": self.name}
 
-    def adapted(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Makes an environment of the server's user one of this account: without that user's directories."""
-        kept = {name: value for name, value in environment.items() if not name.startswith("XDG_") and name != "MAIL"}
-        return {**kept, **self.environment}
+    def adapt_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the server's user for this account: without that user's directories."""
+        shared = {name: value for name, value in environment.items() if not name.startswith("XDG_") and name != "MAIL"}
+        return {**shared, **self.environment}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def isolate(config: IsolationConfig) -> Isolation:
             f"isolate: only root starts processes of other users, and this is user {os.geteuid()}. Start the server as "
             f"root. {_OTHERWISE}"
         )
-    workers = account("isolate_user", config.user, config.home)
-    gateway = account("isolate_gateway_user", config.gateway_user, Path("/"), groups=(workers.gid,))
+    workers = find_account("isolate_user", config.user, config.home)
+    gateway = find_account("isolate_gateway_user", config.gateway_user, Path("/"), groups=(workers.gid,))
     if workers.uid == gateway.uid:
         raise SettingsError(
             f"isolate_user {config.user!r} and isolate_gateway_user {config.gateway_user!r} are the same user, and job "
@@ -144,20 +144,20 @@ def isolate(config: IsolationConfig) -> Isolation:
     return Isolation(workers, gateway)
 
 
-def account(setting: str, name: str, home: Path, groups: tuple[int, ...] = ()) -> Account:
-    """Finds a user by name or number. Raises SettingsError."""
+def find_account(setting: str, name: str, home: Path, groups: tuple[int, ...] = ()) -> Account:
+    """Find a user by name or number. Raises SettingsError."""
     try:
         entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
-        account_found = Account(entry.pw_name, entry.pw_uid, entry.pw_gid, home, groups)
+        account = Account(entry.pw_name, entry.pw_uid, entry.pw_gid, home, groups)
     except KeyError:
         if not name.isdecimal():
             raise SettingsError(
                 f"{setting} {name!r}: there is no such user. Make one (useradd --system {name}), or name another."
             ) from None
-        account_found = Account(f"user-{name}", int(name), int(name), home, groups)
-    if account_found.uid == 0 or account_found.gid == 0 or _is_privileged(account_found.gid):
+        account = Account(f"user-{name}", int(name), int(name), home, groups)
+    if account.uid == 0 or account.gid == 0 or _is_privileged(account.gid):
         raise SettingsError(f"{setting} {name!r} has the rights of root. Name a user without.")
-    return account_found
+    return account
 
 
 def _is_privileged(gid: int) -> bool:

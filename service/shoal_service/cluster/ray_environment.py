@@ -1,4 +1,4 @@
-"""Ray's settings for Shoal, as environment variables, and what the cluster's processes inherit of the server's own.
+"""Ray's settings for Shoal, and what other processes inherit of the server's environment.
 
 `shoal serve` sets CLUSTER_ENVIRONMENT for the head, every node and every driver of the cluster that it starts.
 docs/ray-cluster.md explains each one. deploy/ray.env is the same list for clusters that are started in another way (a
@@ -37,23 +37,23 @@ CLUSTER_ENVIRONMENT = {
 
 RAY_ACCESS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """The token of a cluster, and where it is."""
-_OF_THE_SERVICE = ("SHOAL_", "PG")
+_SERVER_PREFIXES = ("SHOAL_", "PG")
 """Settings of the server, and of libpq: host, user and password of its database."""
 _CREDENTIALS = frozenset({"CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"})
 """Variables that systemd gives to a service alone."""
 _DATABASE = re.compile(r"\b(?:postgres(?:ql)?|mysql|mariadb|sqlite|oracle|mssql)(?:\+\w+)?://", re.IGNORECASE)
 
 
-def inherited(environment: Mapping[str, str], *, keep_ray_access: bool = False) -> dict[str, str]:
-    """The part of the server's environment that another process may have, since the code of a job can read its own.
+def inherit_environment(environment: Mapping[str, str], *, keep_ray_access: bool = False) -> dict[str, str]:
+    """Return the part of the server's environment that another process may have.
 
-    Left out are the settings of Shoal and of the database, every value with a database URL in it, systemd's
-    credentials, and the token of a Ray cluster unless `keep_ray_access`.
+    The code of a job can read its environment. It gets no settings of Shoal and of the database, no value with a
+    database URL in it, no credentials of systemd, and the token of a Ray cluster only with `keep_ray_access`.
     """
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_OF_THE_SERVICE)
+        if not name.startswith(_SERVER_PREFIXES)
         and name not in _CREDENTIALS
         and (keep_ray_access or name not in RAY_ACCESS)
         and not _DATABASE.search(value)

@@ -123,7 +123,7 @@ class ClusterReader:
         is_connected = bool(self.connected)
         if is_connected:
             await asyncio.to_thread(self._update_nodes, joined, lease)
-        lease = lease or (await asyncio.to_thread(self._store.current_lease) if is_connected else None)
+        lease = lease or (await asyncio.to_thread(self._store.read_lease) if is_connected else None)
         self._update_view(joined, lease, Counter(clusters_of_jobs.values()))
         return is_connected
 

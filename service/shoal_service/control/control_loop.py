@@ -52,7 +52,7 @@ from shoal_service.core.scheduling.market import (
     WorkerNeed,
 )
 from shoal_service.fleet_views import ClusterView, StartForecast
-from shoal_service.store import REQUESTS, Lease, LeaseLost, Store, driving, queueing, reporting
+from shoal_service.store import Lease, LeaseLost, Store, Topic, driving, queueing, reporting
 from shoal_service.store.driving import DriveRow
 from shoal_service.telemetry.tallies import PassTimes
 from shoal_service.views import JobView
@@ -188,7 +188,7 @@ class ControlLoop:
 
         with (  # an event that is set already is cleared before the next pass reads: nothing is missed
             self._store.subscribe(lambda _: self._woken.is_set() or loop.call_soon_threadsafe(self._woken.set)),
-            self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._is_requested.set), REQUESTS),
+            self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._is_requested.set), Topic.REQUESTS),
         ):
             while not stop.is_set() and not self._is_saved:
                 began_mono = self._clock.monotonic()

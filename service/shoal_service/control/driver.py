@@ -44,11 +44,11 @@ from shoal_service.store import (
     StoreError,
     StoreUnavailable,
     Subscription,
+    Topic,
     archives,
     checkpoint_rows,
     driving,
     reporting,
-    requests_of,
     supervisor_links,
 )
 from shoal_service.store.driving import DriveRow
@@ -199,7 +199,8 @@ class Driver:
         """Sets the event when a report has ended the attempt, or answered a request of a user."""
         loop = asyncio.get_running_loop()
 
-        return self._store.subscribe(lambda _: loop.call_soon_threadsafe(event.set), requests_of(self._row.id))
+        topic = Topic.REQUESTS.narrow_to(self._row.id)
+        return self._store.subscribe(lambda _: loop.call_soon_threadsafe(event.set), topic)
 
     def expect(self, places: Mapping[str, int]) -> None:
         """Call it before `run`: how many workers are expected on which node, once others have given these places

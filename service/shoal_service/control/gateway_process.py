@@ -56,7 +56,7 @@ class GatewayProcess:
             look_s: between two calls of `newest_report`.
         """
         self._configure = configure
-        self._environment = dict(environment) if account is None else account.adapted(environment)
+        self._environment = dict(environment) if account is None else account.adapt_environment(environment)
         self._account = account
         self._newest_report = newest_report
         self._command = tuple(command)

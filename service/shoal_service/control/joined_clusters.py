@@ -35,8 +35,7 @@ from shoal_service.cluster.errors import ClusterUnreachable, OrderUnanswered, Ra
 from shoal_service.clusters.verbs import BY_METHOD, VERBS, Verb
 from shoal_service.clusters.wire import Answer, ClusterSnapshot
 from shoal_service.control.protocols import JoinedAs
-from shoal_service.store import ClusterNotFound, Lease, Store, StoreUnavailable, cluster_links
-from shoal_service.store.cluster_links import reports_of
+from shoal_service.store import ClusterNotFound, Lease, Store, StoreUnavailable, Topic, cluster_links
 from shoal_service.telemetry.tallies import WaitTallies
 from shoal_workers.contract import Frozen
 from shoal_workers.contract.plain_text import first_problem
@@ -330,7 +329,7 @@ class JoinedCluster:
 
     def _poll_store(self) -> None:
         cleaned_mono = self._clock.monotonic()
-        with self._store.subscribe(self._wake, reports_of(self.name)):
+        with self._store.subscribe(self._wake, Topic.REPORTS.narrow_to(self.name)):
             while True:
                 with self._lock:
                     if not self._is_woken:

@@ -72,10 +72,10 @@ def acquired(
     store: Store, config: ControlConfig, before: Lease | None, watch: LeaseWatch, *, now: float, mono: float
 ) -> Lease | None:
     """Acquires the lease: renews or takes it. None while another control plane, which may be alive, holds it."""
-    other, ttl_s = store.current_lease(), config.lease_ttl_s
+    other, ttl_s = store.read_lease(), config.lease_ttl_s
     if other is not None and other.owner != config.owner:
         watch.see(other, mono)
-        if is_gone(other.owner) or store.has_left(other.owner) or watch.is_silent(ttl_s, mono):
+        if is_gone(other.owner) or store.is_owner_gone(other.owner) or watch.is_silent(ttl_s, mono):
             store.release_lease(other.owner)
         elif watch.is_alive(ttl_s, mono):
             return None

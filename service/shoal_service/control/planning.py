@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from shoal_service.cluster.ray_environment import inherited
+from shoal_service.cluster.ray_environment import inherit_environment
 from shoal_service.core.hardware_profile import NARROW_HEAD_SHARE, DeviceKind, Link
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.core.quantities import count_text
@@ -293,7 +293,7 @@ async def _start() -> asyncio.subprocess.Process:
         *_COMMAND,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env=inherited(os.environ),
+        env=inherit_environment(os.environ),
         limit=_LONGEST_LINE,
         process_group=0,  # a terminal sends its Ctrl-C to the server only
     )

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from shoal_service.clock import Clock
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
-from shoal_service.store import Store, StoreUnavailable, supervisor_links
-from shoal_service.store.supervisor_links import Arrived, AttemptKey, SupervisorLink, directives_of
+from shoal_service.store import Store, StoreUnavailable, Topic, supervisor_links
+from shoal_service.store.supervisor_links import Arrived, AttemptKey, SupervisorLink
 
 _REREAD_S = 1.0
 TICK_S = 0.05
@@ -80,7 +80,8 @@ class Reception:
         if self._looking is None or self._looking.done():
             self._looking = loop.create_task(self._look())
         try:
-            with self._store.subscribe(lambda _: loop.call_soon_threadsafe(event.set), directives_of(job_id)):
+            topic = Topic.DIRECTIVES.narrow_to(job_id)
+            with self._store.subscribe(lambda _: loop.call_soon_threadsafe(event.set), topic):
                 yield event
         finally:
             events = self._waiting[job_id]

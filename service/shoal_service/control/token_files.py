@@ -34,10 +34,10 @@ def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
         _write(path, new_token(), replaces=False)
         stored_token = _read(path)
     if stored_token is not None:
-        if store.reading(access.principal_of_token)(stored_token, now=now) is not None:
+        if store.reading(access.find_principal_by_token)(stored_token, now=now) is not None:
             return path
         _register(store, stored_token, now)  # unless it is known: another server may register it now, or it was revoked
-        if store.reading(access.principal_of_token)(stored_token, now=now) is not None:
+        if store.reading(access.find_principal_by_token)(stored_token, now=now) is not None:
             return path
     token = new_token()
     _register(store, token, now)
@@ -52,7 +52,7 @@ def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: fl
     token = _read(path)
     if token is not None:
         with store.read() as tx:
-            known = access.principal_of_token(tx, token, now=now)
+            known = access.find_principal_by_token(tx, token, now=now)
         if known is not None and known.cluster == cluster:
             return token
     made = store.writing(cluster_links.create_token)(cluster, ClusterTokenRequest(), by=BOOTSTRAP, now=now).token
@@ -82,7 +82,7 @@ def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float
     if view.cluster != cluster:
         owner = f"of the cluster {view.cluster}" if view.cluster else f"{view.name}'s, of role {view.role}"
         raise SettingsError(f"{name} has a token that is {owner}: give the cluster {cluster} one of its own.")
-    if store.reading(access.principal_of_token)(token, now=now) is None:
+    if store.reading(access.find_principal_by_token)(token, now=now) is None:
         _log.warning("cluster_token.not_valid", extra={"cluster": cluster, "token": view.id, "reason": _NOT_VALID})
 
 

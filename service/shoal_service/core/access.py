@@ -192,7 +192,7 @@ def refusal_of(principal: Principal, permission: Permission) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRules:
-    """Which claims say what."""
+    """Names of the claims, and what their values mean."""
 
     user_claim: str = "sub"
     role_claim: str = "roles"
@@ -202,27 +202,27 @@ class ClaimRules:
     """Empty: tokens of the issuer are not bound to projects."""
 
 
-class ClaimsRefused(ValueError):
-    """The token is genuine, and its claims give no access; the message says which."""
+class JwtRefused(ValueError):
+    """The token gives no access; the message tells people why."""
 
 
-def principal_of(claims: Mapping[str, Any], rules: ClaimRules) -> Principal:
-    """Raises ClaimsRefused."""
+def make_principal(claims: Mapping[str, Any], rules: ClaimRules) -> Principal:
+    """Make a principal of the claims of a genuine token. Raises JwtRefused if they give no access."""
     # Here, because `shoal --help` shows the roles and must not load pydantic.
     from shoal_workers.contract.placing import is_label, is_user
 
     user = claims.get(rules.user_claim)
     if not isinstance(user, str) or not is_user(user):
-        raise ClaimsRefused(f"its claim {rules.user_claim!r} is not the name of a user.")
+        raise JwtRefused(f"its claim {rules.user_claim!r} is not the name of a user.")
     roles = [rules.roles[value] for value in _texts(claims.get(rules.role_claim)) if value in rules.roles]
     if not roles:
-        raise ClaimsRefused(f"no value of its claim {rules.role_claim!r} gives a role (SHOAL_OIDC_ROLES).")
+        raise JwtRefused(f"no value of its claim {rules.role_claim!r} gives a role (SHOAL_OIDC_ROLES).")
     role = max(roles, key=list(Role).index)
     projects = None
     if rules.projects_claim and role is not Role.ADMIN:
         projects = frozenset(value for value in _texts(claims.get(rules.projects_claim)) if is_label(value))
         if not projects:
-            raise ClaimsRefused(f"its claim {rules.projects_claim!r} names no project.")
+            raise JwtRefused(f"its claim {rules.projects_claim!r} names no project.")
     return Principal(name=user, role=role, projects=projects, user=user, expires_at=float(claims["exp"]))
 
 

@@ -1,7 +1,8 @@
-"""When a dead node of the embedded cluster is started again: after a pause that doubles with each start in vain.
+"""Decides when a dead node of the embedded cluster is started again.
 
-Pure; `cluster/embedded_cluster.py` carries it out. Times are monotonic. The pause lets the job re-form without the node
-first, and keeps a node that dies at once (no memory, a broken disk) from taking the machine's time.
+The pause before a start doubles with each start that failed. It lets the job re-form without the node first, and keeps
+a node that dies at once (no memory, a broken disk) from taking the machine's time. Pure; times are monotonic.
+`cluster/embedded_cluster.py` starts the nodes.
 """
 
 from __future__ import annotations
@@ -17,34 +18,30 @@ STEADY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLife:
-    """What is known of one node."""
+class NodeHistory:
+    """When one node came up or ended, and how often it was started since."""
 
     up_since_mono: float | None = None
     dead_since_mono: float | None = None
-    """When it ended, or when its last start was in vain. None if it runs."""
+    """When it ended, or when its last start failed. None if it runs."""
     num_starts: int = 0
     """Starts since it last ran steadily."""
 
     @property
-    def pause_s(self) -> float:
-        return backoff_s(self.num_starts + 1, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+    def next_start_mono(self) -> float | None:
+        """Time at which the node is due to start again; None if it runs."""
+        if self.dead_since_mono is None:
+            return None
+        return self.dead_since_mono + backoff_s(self.num_starts + 1, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
+    def record_check(self, runs: bool, now: float) -> NodeHistory:
+        """Return the history after a check of the node's raylet."""
+        if not runs:
+            return self if self.dead_since_mono is not None else replace(self, up_since_mono=None, dead_since_mono=now)
+        if self.up_since_mono is None:
+            return replace(self, up_since_mono=now, dead_since_mono=None)
+        return replace(self, num_starts=0) if now - self.up_since_mono >= STEADY_S else self
 
-def seen(life: NodeLife, runs: bool, now: float) -> NodeLife:
-    """What is known of the node after a look at its raylet."""
-    if not runs:
-        return life if life.dead_since_mono is not None else replace(life, up_since_mono=None, dead_since_mono=now)
-    if life.up_since_mono is None:
-        return replace(life, up_since_mono=now, dead_since_mono=None)
-    return replace(life, num_starts=0) if now - life.up_since_mono >= STEADY_S else life
-
-
-def starts_at(life: NodeLife) -> float | None:
-    """The time of its next start; None if it runs."""
-    return None if life.dead_since_mono is None else life.dead_since_mono + life.pause_s
-
-
-def started(life: NodeLife, now: float) -> NodeLife:
-    """It is started; `seen` says later whether it runs."""
-    return replace(life, num_starts=life.num_starts + 1, dead_since_mono=now)
+    def record_start(self, now: float) -> NodeHistory:
+        """Return the history after a start. The next `record_check` finds out whether the node runs."""
+        return replace(self, num_starts=self.num_starts + 1, dead_since_mono=now)

@@ -42,3 +42,8 @@ def count_text(number: int, noun: str) -> str:
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
+
+
+def range_text(least: int, most: int) -> str:
+    """`4` if both are 4, else `1 to 4`."""
+    return str(most) if least == most else f"{least} to {most}"

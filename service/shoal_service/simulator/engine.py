@@ -1,4 +1,4 @@
-"""Simulates a policy: replays a job trace against a capacity trace, event by event, in virtual time.
+"""Replays a job trace against a capacity trace under a policy, in virtual time.
 
     while there is an event to come:
         go to the next submission, end of a job, change of capacity, or regular call
@@ -36,8 +36,8 @@ from shoal_service.simulator.traces import WORKER, Capacity, TraceJob
 
 _EPSILON_S = 1e-6
 """Events closer together than this are one event."""
-_MOST_IDLE_CALLS = 1000
-"""Consecutive regular calls without a running job or an event after which the simulation ends: the policy does
+_MAX_IDLE_CALLS = 1000
+"""Limit of consecutive regular calls without a running job or an event. The simulation then ends: the policy does
 nothing."""
 
 
@@ -56,7 +56,7 @@ class Costs:
     use_restart_s: bool = False
     """Use the trace's `restart_s` of a job for both, if the trace has it."""
 
-    def of(self, job: TraceJob) -> tuple[float, float]:
+    def find_pauses(self, job: TraceJob) -> tuple[float, float]:
         """Return switch_s and start_s of the job."""
         if self.use_restart_s and job.restart_s is not None:
             return job.restart_s, job.restart_s
@@ -75,8 +75,8 @@ class Market:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Result of a simulation."""
+class SimulationResult:
+    """What the jobs of a simulation did, and when it ended."""
 
     jobs: tuple[JobRun, ...]
     """Jobs in the order of the trace. A job that never finished has no `finished_at`."""
@@ -89,7 +89,9 @@ Progress = Callable[[float, int], None]
 """Called at each event with the time and the number of finished jobs."""
 
 
-def simulate(jobs: Sequence[TraceJob], policy: Policy, market: Market, *, progress: Progress | None = None) -> Run:
+def simulate(
+    jobs: Sequence[TraceJob], policy: Policy, market: Market, *, progress: Progress | None = None
+) -> SimulationResult:
     """Simulate the jobs under a policy. Raises PolicyError if it breaks a rule of the market."""
     return _Engine(jobs, policy, market).run(progress or (lambda now, finished: None))
 
@@ -99,7 +101,7 @@ class _Engine:
 
     def __init__(self, jobs: Sequence[TraceJob], policy: Policy, market: Market) -> None:
         self._policy, self._market = policy, market
-        self._runs = [_make_run(job, market.costs) for job in jobs]
+        self._runs = [JobRun(job, *market.costs.find_pauses(job), left=job.work) for job in jobs]
         self._unsubmitted = sorted(self._runs, key=lambda run: run.job.submit_s)[::-1]
         self._active: dict[str, JobRun] = {}
         self._running: list[JobRun] = []
@@ -108,13 +110,15 @@ class _Engine:
         self._clusters = market.capacity.states(0)
         self._num_calls = 0
 
-    def run(self, progress: Progress) -> Run:
+    def run(self, progress: Progress) -> SimulationResult:
         now, num_idle_calls = 0.0, 0
         while self._unsubmitted or self._active:
-            next_at = self._next_event(now)
+            change_at = self._find_next_change()
+            regular_at = now + self._market.every_s if self._market.every_s and self._active else math.inf
+            next_at = min(change_at, regular_at)
             if math.isinf(next_at):
                 break
-            is_regular_call = self._next_change() > next_at + _EPSILON_S
+            is_regular_call = change_at > next_at + _EPSILON_S
             now = next_at
             self._apply_due_events(now)
             if self._active:
@@ -122,18 +126,13 @@ class _Engine:
             progress(now, len(self._runs) - len(self._active) - len(self._unsubmitted))
             is_idle = not any(run.held for run in self._running)
             num_idle_calls = num_idle_calls + 1 if is_regular_call and is_idle else 0
-            if num_idle_calls > _MOST_IDLE_CALLS:
+            if num_idle_calls > _MAX_IDLE_CALLS:
                 break
         for run in self._running:
             run.sync(now)
-        return Run(tuple(self._runs), now, self._num_calls)
+        return SimulationResult(tuple(self._runs), now, self._num_calls)
 
-    def _next_event(self, now: float) -> float:
-        """Return the time of the next regular call or other event; infinite if there is none."""
-        regular = now + self._market.every_s if self._market.every_s and self._active else math.inf
-        return min(regular, self._next_change())
-
-    def _next_change(self) -> float:
+    def _find_next_change(self) -> float:
         """Return the time of the next event that is not a regular call; infinite if there is none."""
         steps = self._market.capacity.steps
         coming = self._unsubmitted[-1].job.submit_s if self._unsubmitted else math.inf
@@ -158,7 +157,7 @@ class _Engine:
             self._nodes = self._market.capacity.nodes(self._capacity_step)
             self._clusters = self._market.capacity.states(self._capacity_step)
             for run in self._running:
-                run.see_cluster(self._clusters.get(run.cluster) is ClusterState.AWAY, now)
+                run.set_cluster_lost(self._clusters.get(run.cluster) is ClusterState.AWAY, now)
         for run in self._running:
             if run.leaves_at <= now + _EPSILON_S:
                 run.leave(now)
@@ -201,7 +200,7 @@ class _Engine:
         run = self._active.get(decision.job_id)
         if run is None:
             raise PolicyError(f"At {now:.0f} s the policy decided on {decision.job_id}, which is not in the market.")
-        _require(run.away_since is None, run, now, "changed while its cluster is lost")
+        _require(run.lost_since is None, run, now, "changed while its cluster is lost")
         match decision:
             case Preempt():
                 _require(run.granted > 0, run, now, "preempted, and has no workers")
@@ -237,11 +236,6 @@ class _Engine:
             run.hold(held, now)
 
 
-def _make_run(job: TraceJob, costs: Costs) -> JobRun:
-    switch_s, start_s = costs.of(job)
-    return JobRun(job, switch_s, start_s, left=job.work)
-
-
 def _require(condition: bool, run: JobRun, now: float, violation: str) -> None:
     if not condition:
         raise PolicyError(f"At {now:.0f} s job {run.job.job_id} was {violation}.")
@@ -265,7 +259,7 @@ class JobRun:
     start_s: float
     """Cost of a start from the queue."""
     left: float
-    """Work that is left."""
+    """Samples that are not trained yet."""
     granted: int = 0
     held: int = 0
     """The granted workers for which there are nodes."""
@@ -291,12 +285,12 @@ class JobRun:
     """Returns to the queue because the cluster was lost."""
     cluster: str = ""
     """Cluster in which the job runs; empty if it does not run, or there is only one cluster."""
-    away_since: float | None = None
+    lost_since: float | None = None
     """Time at which the cluster was lost. The job keeps its grant, and stands still."""
     history: list[tuple[float, int]] = field(default_factory=list)
-    """Changes of the workers held: time and number."""
-    places: list[tuple[float, str]] = field(default_factory=list)
-    """Starts, if there are several clusters: time and cluster."""
+    """Time and number of workers of each change of `held`."""
+    cluster_starts: list[tuple[float, str]] = field(default_factory=list)
+    """Time and cluster of each start; empty if there is only one cluster."""
     cached_market_job: MarketJob | None = None
     """The last `market_job`; None if the job has changed since."""
 
@@ -321,21 +315,22 @@ class JobRun:
         """Set the cluster of a start, before the grant. Empty if there is only one cluster."""
         self.cluster = cluster
         if cluster:
-            self.places.append((now, cluster))
+            self.cluster_starts.append((now, cluster))
 
-    def see_cluster(self, is_away: bool, now: float) -> None:
+    def set_cluster_lost(self, is_lost: bool, now: float) -> None:
         """Note that the cluster is lost, or back, from now on."""
-        if is_away != (self.away_since is not None):
-            self.away_since, self.cached_market_job = now if is_away else None, None
+        was_lost = self.lost_since is not None
+        if is_lost is not was_lost:
+            self.lost_since, self.cached_market_job = now if is_lost else None, None
 
     @property
     def leaves_at(self) -> float:
         """Time at which the job returns to the queue if its cluster stays lost; infinite if it may run nowhere else."""
-        return math.inf if self.away_since is None or self.job.cluster else self.away_since + self.job.wait_s
+        return math.inf if self.lost_since is None or self.job.cluster else self.lost_since + self.job.wait_s
 
     def leave(self, now: float) -> None:
         """Return the job to the queue, from which it can start in another cluster."""
-        self.granted, self.cluster, self.away_since, self.moved_at, self.cached_market_job = 0, "", None, now, None
+        self.granted, self.cluster, self.lost_since, self.moved_at, self.cached_market_job = 0, "", None, now, None
         self.num_losses += 1
 
     def hold(self, workers: int, now: float) -> None:
@@ -373,7 +368,7 @@ class JobRun:
                 granted=self.granted,
                 held=self.held,
                 cluster=self.cluster or self.job.cluster,
-                is_leaving=self.away_since is not None,
+                is_leaving=self.lost_since is not None,
                 curve=self.job.curve,
                 left=self.left,
                 done=self.job.work - self.left,

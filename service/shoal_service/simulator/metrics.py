@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_service.core.scheduling.market import Project
-from shoal_service.simulator.engine import JobRun, Market, Run
+from shoal_service.simulator.engine import JobRun, Market, SimulationResult
 from shoal_service.simulator.traces import Capacity
 
 _HOUR_S = 3600.0
@@ -49,7 +49,7 @@ class Metrics:
     """Mean time from submission to the first workers."""
 
 
-def measure(run: Run, market: Market) -> Metrics:
+def measure(run: SimulationResult, market: Market) -> Metrics:
     finished = [job for job in run.jobs if job.finished_at is not None]
     jct_h = [(_end(job) - job.job.submit_s) / _HOUR_S for job in finished]
     ratios = finish_time_ratios(run, market)
@@ -92,7 +92,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[int(low)] * (1 - part) + ordered[high] * part
 
 
-def finish_time_ratios(run: Run, market: Market) -> dict[str, float]:
+def finish_time_ratios(run: SimulationResult, market: Market) -> dict[str, float]:
     """The ratio of each job that finished, by job. The fair share of a job is averaged over its life, as in Themis
     (NSDI 2020)."""
     finished = [job for job in run.jobs if job.finished_at is not None]
@@ -119,7 +119,7 @@ def _rate_alone(run: JobRun, share: float) -> float:
 class _FairShares:
     """The integral over time of the workers that a job of each project is due."""
 
-    def __init__(self, run: Run, capacity: Capacity, projects: Mapping[str, Project]) -> None:
+    def __init__(self, run: SimulationResult, capacity: Capacity, projects: Mapping[str, Project]) -> None:
         changes: list[tuple[float, str, int]] = []
         for job in run.jobs:
             changes += [(job.job.submit_s, job.job.project, 1)]

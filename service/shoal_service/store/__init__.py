@@ -37,12 +37,11 @@ from shoal_service.store.errors import (
     TokenNotFound,
     UserNotFound,
 )
-from shoal_service.store.hub import REQUESTS, Subscription, requests_of
+from shoal_service.store.hub import Subscription, Topic
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 
 __all__ = [
-    "REQUESTS",
     "CheckpointConflict",
     "CheckpointKept",
     "CheckpointNotFound",
@@ -74,7 +73,7 @@ __all__ = [
     "SweepConflict",
     "SweepNotFound",
     "TokenNotFound",
+    "Topic",
     "Transaction",
     "UserNotFound",
-    "requests_of",
 ]

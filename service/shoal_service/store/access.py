@@ -7,7 +7,7 @@ principal. A token that a token made is valid as long as that one is, whatever i
 The audit: who changed what through the API, and from where. Rows are inserted, never changed, and deleted
 only when they are old, which is a row itself.
 
-The deed of a request is in a context variable: the HTTP edge sets it, and the first transaction that writes in the
+The entry of a request is in a context variable: the HTTP edge sets it, and the first transaction that writes in the
 request's context (`Store.write`) inserts the row. So a change and its record are committed together, and no caller
 can forget it.
 """
@@ -103,23 +103,23 @@ def _token_row(token: str, principal: Principal, *, by: str, now: float) -> dict
     }
 
 
-def principal_of_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
-    """The principal of a token; None if no valid token is this one."""
+def find_principal_by_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
+    """Find the principal of a token; None if the token is not valid."""
     return _valid_principal(tx, tokens.c.hash == hash_of(token), now)
 
 
-def principal_of_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
-    """The principal of the token with this id, if it is valid."""
+def find_principal_by_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
+    """Find the principal of the token with this id; None if the token is not valid."""
     return _valid_principal(tx, tokens.c.id == token_id, now)
 
 
 def _valid_principal(tx: Transaction, condition: ColumnElement[bool], now: float) -> Principal | None:
     row = tx.execute(select(tokens).where(condition)).one_or_none()
-    return None if row is None or not _is_valid(tx, row, now) else _principal_of_row(row)
+    return None if row is None or not _is_valid(tx, row, now) else _make_principal(row)
 
 
 def list_tokens(tx: Transaction) -> list[TokenView]:
-    """All tokens, newest first, with those that have ended."""
+    """List all tokens, newest first, with those that have ended."""
     query = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
     return [_token_view(row) for row in tx.execute(query)]
 
@@ -130,27 +130,24 @@ def list_own_tokens(tx: Transaction, principal: Principal) -> list[TokenView]:
     named = (tokens.c.user == principal.user,) if principal.user else ()
     query = select(tokens).where(tokens.c.cluster.is_(None), or_(False, *ids, *named))
     rows = tx.execute(query.order_by(tokens.c.created_at.desc(), tokens.c.id))
-    return [_token_view(row) for row in rows if is_own(principal, _principal_of_row(row))]
+    return [_token_view(row) for row in rows if is_own(principal, _make_principal(row))]
 
 
 def get_token(tx: Transaction, token_id: str) -> TokenView:
-    """One token. Raises TokenNotFound."""
-    row = tx.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
-    if row is None:
-        raise TokenNotFound(token_id)
-    return _token_view(row)
+    """Read a token. Raises TokenNotFound."""
+    return _token_view(tx.require_row(select(tokens).where(tokens.c.id == token_id), TokenNotFound(token_id)))
 
 
 def revoke_own_token(tx: Transaction, token_id: str, principal: Principal, *, now: float) -> TokenView:
-    """Revokes a token of the principal. Idempotent. Raises TokenNotFound, also if it is another's."""
+    """Revoke a token of the principal. Idempotent. Raises TokenNotFound, also if it is another's."""
     row = tx.execute(select(tokens).where(tokens.c.id == token_id, tokens.c.cluster.is_(None))).one_or_none()
-    if row is None or not is_own(principal, _principal_of_row(row)):
+    if row is None or not is_own(principal, _make_principal(row)):
         raise TokenNotFound(token_id)
     return revoke_token(tx, token_id, now=now)
 
 
 def revoke_token(tx: Transaction, token_id: str, *, now: float) -> TokenView:
-    """Revokes a token, and those that were made with it. Idempotent. Raises TokenNotFound."""
+    """Revoke a token, and those that were made with it. Idempotent. Raises TokenNotFound."""
     still = (or_(tokens.c.id == token_id, tokens.c.parent == token_id), tokens.c.revoked_at.is_(None))
     tx.execute(update(tokens).where(*still).values(revoked_at=now))
     return get_token(tx, token_id)
@@ -163,13 +160,13 @@ def is_revoked(tx: Transaction, token_id: str) -> bool:
 
 
 def note_use(tx: Transaction, used: Mapping[str, float]) -> None:
-    """Notes when tokens were used last, by id."""
+    """Note when tokens were used last, by id."""
     newer = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < bindparam("at"))
     statement = update(tokens).where(tokens.c.id == bindparam("token"), newer).values(last_used_at=bindparam("at"))
     tx.execute(statement, [{"token": token_id, "at": at} for token_id, at in used.items()])
 
 
-def _principal_of_row(row: Row[Any]) -> Principal:
+def _make_principal(row: Row[Any]) -> Principal:
     return Principal(
         name=row.name,
         role=Role(row.role),
@@ -214,7 +211,7 @@ def _token_view(row: Row[Any]) -> TokenView:
 def begin_session(
     tx: Transaction, secret: str, principal: Principal, *, now: float, ends_at: float, is_link: bool = False
 ) -> None:
-    """Begins a session, and deletes those that have ended. `secret`: what the cookie holds, or the code of a link."""
+    """Begin a session, and delete those that have ended. `secret`: what the cookie holds, or the code of a link."""
     tx.execute(delete(sessions).where(sessions.c.expires_at <= now))
     row = {
         "hash": hash_of(secret),
@@ -227,17 +224,17 @@ def begin_session(
     tx.execute(insert(sessions), row)
 
 
-def principal_of_session(tx: Transaction, secret: str, *, now: float, is_link: bool = False) -> Principal | None:
-    """The principal of a session; None if it has ended, or its token has."""
+def find_principal_by_session(tx: Transaction, secret: str, *, now: float, is_link: bool = False) -> Principal | None:
+    """Find the principal of a session; None if it has ended, or its token is not valid."""
     query = select(sessions).where(
         sessions.c.hash == hash_of(secret), sessions.c.is_link == int(is_link), sessions.c.expires_at > now
     )
     row = tx.execute(query).one_or_none()
-    return None if row is None else _principal_of_begun(tx, row, now)
+    return None if row is None else _find_principal_of_row(tx, row, now)
 
 
 def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
-    """Uses up a link, and returns the principal that made it."""
+    """Use up a link, and return the principal that made it; None if it is not valid."""
     taken = (
         delete(sessions)
         .where(sessions.c.hash == hash_of(code), sessions.c.is_link == 1)
@@ -246,20 +243,20 @@ def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
     row = tx.execute(taken).one_or_none()
     if row is None or row.expires_at <= now:
         return None
-    return _principal_of_begun(tx, row, now)
+    return _find_principal_of_row(tx, row, now)
 
 
 def end_session(tx: Transaction, secret: str) -> None:
-    """Ends a session. Idempotent."""
+    """End a session. Idempotent."""
     tx.execute(delete(sessions).where(sessions.c.hash == hash_of(secret)))
 
 
 _PRINCIPAL = TypeAdapter(Principal)
 
 
-def _principal_of_begun(tx: Transaction, row: Row[*tuple[Any, ...]], now: float) -> Principal | None:
-    """Whom a session or a link stands for, if its token is still valid."""
-    return principal_of_id(tx, row.token_id, now=now) if row.token_id else _PRINCIPAL.validate_json(row.principal)
+def _find_principal_of_row(tx: Transaction, row: Row[*tuple[Any, ...]], now: float) -> Principal | None:
+    """Find whom a session or a link stands for; None if its token is not valid."""
+    return find_principal_by_id(tx, row.token_id, now=now) if row.token_id else _PRINCIPAL.validate_json(row.principal)
 
 
 DONE = "done"
@@ -268,7 +265,7 @@ _BATCH = 5_000
 
 
 @dataclass(slots=True)
-class Deed:
+class AuditEntry:
     """A request that may change something. Used by one request at a time."""
 
     at: float
@@ -281,12 +278,12 @@ class Deed:
     job_id: str = ""
     is_recorded: bool = False
 
-    def by(self, principal: Principal) -> None:
+    def set_actor(self, principal: Principal) -> None:
         self.actor, self.role, self.token_id = principal.name, principal.role.value, principal.token_id
 
 
-CURRENT: ContextVar[Deed | None] = ContextVar("deed", default=None)
-"""The deed that is under way; None means no request of the API, but the service itself."""
+CURRENT_ENTRY: ContextVar[AuditEntry | None] = ContextVar("audit_entry", default=None)
+"""Entry of the request that is served; None if the service itself acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,60 +296,52 @@ class AuditQuery:
     limit: int = 100
 
 
-def record(tx: Transaction, deed: Deed, outcome: str = DONE) -> None:
+def record(tx: Transaction, entry: AuditEntry, outcome: str = DONE) -> None:
     row = {
-        "at": deed.at,
-        "actor": deed.actor,
-        "role": deed.role,
-        "token_id": deed.token_id,
-        "address": deed.address,
-        "operation": deed.operation,
-        "path": deed.path[:_MAX_PATH],
-        "job_id": deed.job_id,
+        "at": entry.at,
+        "actor": entry.actor,
+        "role": entry.role,
+        "token_id": entry.token_id,
+        "address": entry.address,
+        "operation": entry.operation,
+        "path": entry.path[:_MAX_PATH],
+        "job_id": entry.job_id,
         "outcome": outcome,
     }
     tx.execute(insert(audit), row)
 
 
-def record_refusal(tx: Transaction, deed: Deed, outcome: str) -> None:
-    """Records the code of a request that changed no row, or was refused. `Store.write` then adds no record of its
-    own."""
-    deed.is_recorded = True
-    record(tx, deed, outcome)
+def record_refusal(tx: Transaction, entry: AuditEntry, outcome: str) -> None:
+    """Record the code of a request that changed no row, or was refused. `Store.write` then adds no record."""
+    entry.is_recorded = True
+    record(tx, entry, outcome)
 
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """What is written within this block only prepares what the request asks for: it is not recorded."""
-    token = CURRENT.set(None)
+    """Leave what is written within this block out of the audit: it only prepares the request."""
+    token = CURRENT_ENTRY.set(None)
     try:
         yield
     finally:
-        CURRENT.reset(token)
+        CURRENT_ENTRY.reset(token)
 
 
-def about(job_id: str) -> None:
-    """Notes that the request that is served has made this job."""
-    deed = CURRENT.get()
-    if deed is not None:
-        deed.job_id = job_id
+def note_created(*, job_id: str = "", path: str | None = None) -> None:
+    """Note what the request that is served has created: a job, or another resource at a path."""
+    entry = CURRENT_ENTRY.get()
+    if entry is not None:
+        entry.job_id, entry.path = job_id, path or entry.path
 
 
-def made(path: str) -> None:
-    """Notes that the request that is served has made this resource, which is no job."""
-    deed = CURRENT.get()
-    if deed is not None:
-        deed.job_id, deed.path = "", path
-
-
-def by() -> dict[str, Any]:
-    """The field `by` of an event: the principal that makes the request that is served, if there is one."""
-    deed = CURRENT.get()
-    return {"by": deed.actor} if deed is not None and deed.actor else {}
+def make_actor_field() -> dict[str, Any]:
+    """Return the field `by` of an event: the principal whose request is served, if there is one."""
+    entry = CURRENT_ENTRY.get()
+    return {"by": entry.actor} if entry is not None and entry.actor else {}
 
 
 def read(tx: Transaction, query: AuditQuery) -> list[AuditEvent]:
-    """Reads the audit, newest first."""
+    """Read the audit, newest first."""
     rows = select(audit).order_by(audit.c.num.desc()).limit(query.limit)
     if query.before is not None:
         rows = rows.where(audit.c.num < query.before)
@@ -368,16 +357,16 @@ def count_before(tx: Transaction, before: float) -> int:
 
 
 def remove_before(tx: Transaction, before: float, *, reason: str, now: float) -> int:
-    """Deletes a batch of the oldest records. That they are deleted is a record itself, of the same transaction."""
+    """Delete a batch of the oldest records, and record that in the same transaction."""
     oldest = select(audit.c.num).where(audit.c.at < before).order_by(audit.c.num).limit(_BATCH)
     nums = list(tx.execute(oldest).scalars())
     if not nums:
         return 0
     tx.execute(delete(audit).where(audit.c.num.in_(nums)))
     until = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    deed = Deed(at=now, address="", operation="retention of the audit", path="", actor="retention")
-    deed.path = f"{len(nums)} records before {until} deleted: {reason}"
-    record(tx, deed)
+    entry = AuditEntry(at=now, address="", operation="retention of the audit", path="", actor="retention")
+    entry.path = f"{len(nums)} records before {until} deleted: {reason}"
+    record(tx, entry)
     return len(nums)
 
 

@@ -156,7 +156,7 @@ def _prepare(database: Database) -> Contents:
 def _lease_holder(database: Database, now: float) -> str:
     try:
         with database.read() as tx:
-            held = leases.current(tx)
+            held = leases.read(tx)
     except StoreUnavailable:
         return ""
     return held.owner if held is not None and held.expires_at > now else ""

@@ -6,7 +6,7 @@
     take_report     a gateway: its report, and answers, of which the first one of each order counts
     answers_of      whoever wrote the orders
 
-Subscribers of `orders_of(cluster)` and `reports_of(cluster)` are notified after each commit. Neither is a change of a
+Subscribers of the cluster's `Topic.ORDERS` and `Topic.REPORTS` are notified after each commit. Neither is a change of a
 job, so no other subscriber is. Orders and reports are JSON texts of `shoal_service.clusters`, and are not looked into.
 
 A cluster is known from its first token on, before its gateway has reported. It is removed with its orders and its
@@ -31,18 +31,9 @@ from shoal_service.core.nodes import Cordon
 from shoal_service.store import access
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.errors import ClusterConflict, ClusterNameTaken, ClusterNotFound, GatewayRefused
+from shoal_service.store.hub import Topic
 from shoal_service.store.tables import attempt_tokens, cluster_orders, clusters, jobs, lease
 from shoal_workers.contract import check_labels
-
-
-def orders_of(cluster: str) -> str:
-    """A topic for `Store.subscribe`, in place of a job's id: an order to the cluster was written or cancelled."""
-    return f"orders of cluster {cluster}"
-
-
-def reports_of(cluster: str) -> str:
-    """A topic for `Store.subscribe`: the cluster's gateway has reported or answered."""
-    return f"reports of cluster {cluster}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +162,7 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
             .values(answer=answer, answered_at=now, arguments="")  # they may hold the token of an attempt
         )
     cancelled = _without_order(tx, cluster, report.running)
-    tx.announce(reports_of(cluster))
+    tx.announce(Topic.REPORTS.narrow_to(cluster))
     return newest, cancelled
 
 
@@ -230,11 +221,9 @@ def write_order(
         .values(last_order=clusters.c.last_order + 1)
         .returning(clusters.c.last_order)
     )
-    number: int | None = tx.execute(raised).scalar_one_or_none()
-    if number is None:
-        raise ClusterNotFound(cluster)
+    number: int = tx.require_row(raised, ClusterNotFound(cluster)).last_order
     tx.execute(cluster_orders.insert().values(cluster=cluster, number=number, **row))
-    tx.announce(orders_of(cluster))
+    tx.announce(Topic.ORDERS.narrow_to(cluster))
     return number
 
 
@@ -250,7 +239,7 @@ def cancel_orders(tx: Transaction, cluster: str, numbers: Collection[int]) -> No
     """Cancels orders whose answers the service no longer waits for. The gateway ends those that it carries out, where
     it can."""
     tx.execute(delete(cluster_orders).where(cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers)))
-    tx.announce(orders_of(cluster))
+    tx.announce(Topic.ORDERS.narrow_to(cluster))
 
 
 def remove_old_orders(tx: Transaction, cluster: str, *, before: float) -> int:
@@ -291,9 +280,8 @@ def uncordon(tx: Transaction, name: str) -> None:
 def label(tx: Transaction, name: str, changes: Mapping[str, str | None]) -> None:
     """Merges labels by name; None removes one. Raises ClusterNotFound; ValueError: no node can have such a label,
     or there would be too many."""
-    row = tx.execute(select(clusters.c.labels).where(clusters.c.name == name).with_for_update()).one_or_none()
-    if row is None:
-        raise ClusterNotFound(name)
+    query = select(clusters.c.labels).where(clusters.c.name == name).with_for_update()
+    row = tx.require_row(query, ClusterNotFound(name))
     both = {**json.loads(row.labels), **changes}
     labels = check_labels({key: value for key, value in both.items() if value is not None})
     tx.execute(update(clusters).where(clusters.c.name == name).values(labels=json.dumps(labels)))
@@ -311,9 +299,7 @@ def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> No
         ClusterConflict: jobs have attempts there, or this service provides its gateway. The message names the way
             out.
     """
-    row = tx.execute(select(clusters).where(clusters.c.name == name).with_for_update()).one_or_none()
-    if row is None:
-        raise ClusterNotFound(name)
+    row = tx.require_row(select(clusters).where(clusters.c.name == name).with_for_update(), ClusterNotFound(name))
     speaks = bool(row.life) and abs(now - row.reported_at) < _SPEAKS_S
     number = num_jobs(tx)[name]
     known = [token for token in access.list_tokens(tx) if token.cluster == name and token.revoked_at is None]

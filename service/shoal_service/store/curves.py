@@ -31,6 +31,7 @@ from shoal_service.core.goodput import Category, recovering
 from shoal_service.fleet_views import ClusterGoodput
 from shoal_service.store.curve_points import FACTOR, WIDTHS, read_buckets, read_extent, read_pyramid, read_steps
 from shoal_service.store.database import Transaction, insert_on_conflict, upsert
+from shoal_service.store.records import num_of
 from shoal_service.store.tables import fleet_goodput, job_samples, job_specs, jobs, series_rollups
 from shoal_service.store.thinning import thin_steps
 from shoal_service.views import JobStatus, SampleColumns
@@ -95,10 +96,13 @@ def roll_up(tx: Transaction, stored: Sequence[Extent], *, kept_steps: int = KEPT
 
 
 def read_curve(
-    tx: Transaction, job_num: int, *, after_step: int, until_step: int | None, max_points: int
+    tx: Transaction, job_id: str, *, max_points: int, after_step: int = 0, until_step: int | None = None
 ) -> list[SeriesPoint]:
-    """Reads the steps after `after_step` up to `until_step`; means over equal buckets if they are more than
-    `max_points`, or if the single steps are gone."""
+    """Read the steps after `after_step` up to `until_step`, as at most `max_points` points.
+
+    Points are means over equal buckets if there are more steps, or if the single steps are gone. Raises JobNotFound.
+    """
+    job_num = num_of(tx, job_id)
     extent = read_extent(tx, job_num)
     if extent is None:
         return []
@@ -264,8 +268,9 @@ def cluster_goodput(tx: Transaction) -> tuple[ClusterGoodput, ...]:
     return tuple(ClusterGoodput(at=row.bin_at, productive=row.productive, total=row.total) for row in tx.execute(query))
 
 
-def read_samples(tx: Transaction, job_num: int, *, after: float = 0.0) -> SampleColumns:
-    """Reads the samples after a time, oldest first."""
+def read_samples(tx: Transaction, job_id: str, *, after: float = 0.0) -> SampleColumns:
+    """Read the samples of a job's accounts after a time, oldest first. Raises JobNotFound."""
+    job_num = num_of(tx, job_id)
     query = select(job_samples).where(job_samples.c.job_num == job_num, job_samples.c.at > after)
     rows = _thinned(list(tx.execute(query.order_by(job_samples.c.at))))
     wanted = _wanted(tx, job_num)

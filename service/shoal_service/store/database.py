@@ -32,6 +32,7 @@ from sqlalchemy import (
     Double,
     Engine,
     Executable,
+    Row,
     Table,
     cast,
     create_engine,
@@ -46,7 +47,7 @@ from sqlalchemy.exc import TimeoutError as SqlTimeoutError
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from shoal_service.core.quantities import duration_text
-from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store.errors import StoreError, StoreUnavailable
 from shoal_service.store.hub import Hub
 from shoal_service.store.tables import events
 from shoal_service.telemetry.catalogue import DATABASE_SECONDS
@@ -112,6 +113,15 @@ class Transaction:
     def execute(self, statement: Executable, parameters: _Parameters = None) -> CursorResult[*tuple[Any, ...]]:
         return self.connection.execute(statement, parameters)
 
+    def require_row(
+        self, statement: TypedReturnsRows[*_Ts], missing: StoreError, parameters: _Parameters = None
+    ) -> Row[*_Ts]:
+        """Execute a statement that returns one row at most. Raises `missing` if it returns none."""
+        row = self.execute(statement, parameters).one_or_none()
+        if row is None:
+            raise missing
+        return row
+
     @property
     def epoch(self) -> int:
         """Epoch of the lease that the transaction holds."""
@@ -134,8 +144,8 @@ class Transaction:
         """Keeps an exemplar for `DatabaseTallies.exemplars`, after the commit."""
         self._exemplars.update(exemplars)
 
-    def committed(self, hub: Hub, tallies: DatabaseTallies) -> None:
-        """Publishes and counts what was collected. Called by `Store.write`."""
+    def publish_all(self, hub: Hub, tallies: DatabaseTallies) -> None:
+        """Publish and count what was collected. `Store.write` calls it after the commit."""
         if self._counted or self._exemplars:
             tallies.add(self._counted, self._exemplars)
         for job_id, is_request in self._published.items():

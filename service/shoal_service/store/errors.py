@@ -1,4 +1,4 @@
-"""The errors of the store. `kind` of a class is what a client reads of it, see `problems.py`.
+"""Errors of the store. The `kind` of a class tells a client what it means, see `problems.py`.
 
     StoreError
     |-- StoreUnavailable      the database cannot be opened or has no driver
@@ -19,7 +19,7 @@
     |   |-- IdempotencyConflict   the key was used with another spec
     |   |-- RequestConflict       the request is impossible in the job's state
     |   |   |-- JobEnded          ... because the job has ended
-    |   |   |-- JobNotEnded       ... because it has not
+    |   |   |-- JobNotEnded       ... because the job has not ended
     |   |   `-- LifecycleConflict     the job cannot go on in this way; the message names the way out
     |   |-- SweepConflict         the name is that of a sweep with other jobs
     |   |-- TooManyViews          the project has as many saved views as it may have
@@ -94,20 +94,23 @@ class ViewNotFound(NotFound):
     name: str
 
     def __str__(self) -> str:
-        lists = f"GET /v1/views?project={self.project} lists them."
-        return f"The project {self.project} has no view {self.name[:80]!r}. {lists}"
+        return (
+            f"The project {self.project} has no view {self.name[:80]!r}. "
+            f"GET /v1/views?project={self.project} lists the views."
+        )
 
 
 @dataclass(eq=False)
 class ModelNotFound(NotFound):
     project: str
     name: str
-    which: str
+    version: str
+    """Version or alias."""
 
     def __str__(self) -> str:
         return (
-            f"The project {self.project} has no model {self.name[:80]!r} with a version or alias {self.which[:80]!r}. "
-            "`shoal model list` lists the models."
+            f"The project {self.project} has no model {self.name[:80]!r} with a version or alias "
+            f"{self.version[:80]!r}. `shoal model list` lists the models."
         )
 
 
@@ -266,10 +269,10 @@ class LifecycleConflict(RequestConflict):
 @dataclass(eq=False)
 class TooManyViews(Conflict):
     project: str
-    most: int
+    max_views: int
 
     def __str__(self) -> str:
-        return f"The project {self.project} has {self.most} views, as many as it may have: delete one first."
+        return f"The project {self.project} has {self.max_views} views, and its limit is as many. Delete one first."
 
 
 @dataclass(eq=False)
@@ -339,10 +342,10 @@ class ProjectConflict(Conflict):
         "Its parent is not defined, it would be above itself, or it is the parent of another project.",
     )
     name: str
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"Project {self.name} cannot be changed so: {self.why}."
+        return f"Project {self.name} cannot be changed: {self.reason}."
 
 
 @dataclass(eq=False)
@@ -357,7 +360,7 @@ class CheckpointConflict(Conflict):
     name: str
     state: str
     rule: str
-    """For which checkpoints the request is possible."""
+    """Which checkpoints the request is possible for."""
 
     def __str__(self) -> str:
         return f"Checkpoint {self.name} of job {self.job_id} is {self.state}: {self.rule}."
@@ -373,11 +376,11 @@ class CheckpointKept(Conflict):
     )
     job_id: str
     name: str
-    why: str
-    """Why, with the way out."""
+    reason: str
+    """It names the way out."""
 
     def __str__(self) -> str:
-        return f"Checkpoint {self.name} of job {self.job_id} cannot be deleted: {self.why}."
+        return f"Checkpoint {self.name} of job {self.job_id} cannot be deleted: {self.reason}."
 
 
 @dataclass(eq=False)
@@ -408,11 +411,11 @@ class ClusterConflict(Conflict):
         "Jobs have attempts there, or its gateway is one of this service. The detail names the way out.",
     )
     cluster: str
-    why: str
-    """Why, with the way out."""
+    reason: str
+    """It names the way out."""
 
     def __str__(self) -> str:
-        return f"Cluster {self.cluster} cannot be removed: {self.why}."
+        return f"Cluster {self.cluster} cannot be removed: {self.reason}."
 
 
 @dataclass(eq=False)
@@ -424,42 +427,39 @@ class MoveRefused(Conflict):
         "It is away, cordoned or too small, or it cannot read the job's checkpoints. The detail names the way out.",
     )
     job_id: str
-    to: str
-    why: str
-    """Why, with the way out."""
+    target: str
+    reason: str
+    """It names the way out."""
 
     def __str__(self) -> str:
-        return f"Job {self.job_id} cannot be moved to cluster {self.to}: {self.why}."
+        return f"Job {self.job_id} cannot be moved to cluster {self.target}: {self.reason}."
 
 
 @dataclass(eq=False)
-class GatewayRefused(Conflict):
+class _ClusterRefused(Conflict):
+    cluster: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class GatewayRefused(_ClusterRefused):
     kind = ProblemKind(
         "gateway-refused",
         409,
         "Another gateway speaks for the cluster",
         "One gateway at a time reports a cluster and carries out its orders. This one may stand by and ask again.",
     )
-    cluster: str
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
 
 
-@dataclass(eq=False)
-class ClusterNameTaken(Conflict):
+class ClusterNameTaken(_ClusterRefused):
     kind = ProblemKind(
         "cluster-name-taken",
         403,
         "Another Ray cluster has this name",
         "A name is that of one Ray cluster. The detail names the way out.",
     )
-    cluster: str
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 @dataclass(eq=False)
@@ -488,7 +488,7 @@ class AttemptTokenRefused(StoreError):
     attempt: int
 
     def __str__(self) -> str:
-        return f"Attempt {self.attempt} of job {self.job_id} is over, or has another token: this one ended with it."
+        return f"Attempt {self.attempt} of job {self.job_id} has ended, or this token is not its token."
 
 
 @dataclass(eq=False)
@@ -506,12 +506,11 @@ class SupervisorReplaced(StoreError):
         return f"Supervisor {self.life} of the attempt was replaced by supervisor {self.current_life}, and has to end."
 
 
+@dataclass(eq=False)
 class LeaseLost(Exception):
-    def __init__(self, epoch: int, current_epoch: int, owner: str) -> None:
-        super().__init__(epoch, current_epoch, owner)
-        self.epoch = epoch
-        self.current_epoch = current_epoch
-        self.owner = owner
+    epoch: int
+    current_epoch: int
+    owner: str
 
     def __str__(self) -> str:
         return f"The lease of epoch {self.epoch} is lost: {self.owner!r} holds it with epoch {self.current_epoch}."

@@ -1,10 +1,10 @@
-"""The lease on the jobs: one row with an owner, an expiry and an epoch that rises with every change of owner.
+"""Stores the lease on the jobs: one row with owner, expiry and epoch.
 
-The epoch is a fencing token (Kleppmann 2016): `Store.write(epoch)` locks the lease's row until the commit,
-so an owner that was suspended and resumes after it was replaced cannot write one more row. `now` comes from the
-control planes; `control/ownership.py` keeps them from trusting clocks that differ or were set. With PostgreSQL the
-owner also holds a lock as long as its connection lasts, so that the end of its process is noticed before the lease
-expires.
+The epoch rises with every change of owner. It is a fencing token (Kleppmann 2016): `Store.write(epoch)` locks the row
+of the lease until the commit, so an owner that was suspended and resumes after it was replaced cannot write any row.
+`now` comes from the control planes; `control/ownership.py` keeps them from trusting clocks that differ or were set.
+With PostgreSQL the owner also holds a lock as long as its connection lasts, so that the end of its process is noticed
+before the lease expires.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Lease:
 
 
 def acquire(tx: Transaction, owner: str, *, ttl_s: float, now: float) -> Lease | None:
-    """Acquires or renews the lease. None while another owner holds it."""
+    """Acquire or renew the lease. None while another owner holds it."""
     assert owner and ttl_s > 0
     expires_at = now + ttl_s
     statement = (
@@ -43,36 +43,36 @@ def acquire(tx: Transaction, owner: str, *, ttl_s: float, now: float) -> Lease |
     return None if epoch is None else Lease(owner, epoch, expires_at)
 
 
-def announced(tx: Transaction, owner: str) -> None:
-    """Notes that the owner is announced (`Database.announce`), so others may take its silence for its end."""
+def note_announced(tx: Transaction, owner: str) -> None:
+    """Note that the owner is announced (`Database.announce`), so that others can see its end."""
     differs = lease.c.session_owner != owner
     statement = update(lease).where(lease.c.num == 1, lease.c.owner == owner, differs)
     tx.execute(statement.values(session_owner=owner))
 
 
-def announced_owner(tx: Transaction) -> str:
-    """The owner of the lease, if it has been announced; otherwise empty."""
+def read_announced_owner(tx: Transaction) -> str:
+    """Return the owner of the lease if it has been announced; otherwise an empty text."""
     row = tx.execute(select(lease.c.owner, lease.c.session_owner)).one()
     return row.owner if row.owner == row.session_owner else ""
 
 
 def release(tx: Transaction, owner: str) -> None:
-    """Releases the lease, so that the next owner need not wait; does nothing if `owner` does not hold it."""
+    """Release the lease, so that the next owner need not wait. Does nothing if `owner` does not hold it."""
     tx.execute(update(lease).where(lease.c.num == 1, lease.c.owner == owner).values(owner="", expires_at=0.0))
 
 
-def current(tx: Transaction) -> Lease | None:
-    """The current lease, expired or not; None if it was never acquired, or was released."""
+def read(tx: Transaction) -> Lease | None:
+    """Read the lease, expired or not; None if it was never acquired, or was released."""
     row = tx.execute(select(lease.c.owner, lease.c.epoch, lease.c.expires_at)).one()
     return Lease(row.owner, row.epoch, row.expires_at) if row.owner else None
 
 
-def hold(tx: Transaction, epoch: int) -> None:
-    """Locks the lease until this transaction ends. Raises LeaseLost: the lease has another epoch."""
-    row = tx.execute(_HELD).one()
+def lock(tx: Transaction, epoch: int) -> None:
+    """Lock the lease until this transaction ends. Raises LeaseLost if it has another epoch."""
+    row = tx.execute(_LOCK).one()
     if row.epoch != epoch:
         raise LeaseLost(epoch, row.epoch, row.owner)
 
 
-_HELD = select(lease.c.epoch, lease.c.owner).with_for_update(read=True)
+_LOCK = select(lease.c.epoch, lease.c.owner).with_for_update(read=True)
 """Built once, because every write of the control loop runs it."""

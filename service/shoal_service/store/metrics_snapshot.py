@@ -82,7 +82,7 @@ def read(tx: Transaction, live: LiveJobs, *, now: float) -> Snapshot:
         queue_wait=_histogram(tx.execute(_WAITED).one()),
         queued_since=_queued_since(tx, (shown := _projects(tx))),
         projects=shown,
-        lease=lease.current(tx),
+        lease=lease.read(tx),
         webhooks=lags(tx),
     )
 

@@ -91,11 +91,8 @@ class JobRecord(JobRow):
 
 
 def load(tx: Transaction, job_id: str, *, lock: bool = False) -> JobRecord:
-    """Reads the row of a job, locked until the transaction ends if `lock`. Raises JobNotFound."""
-    row = tx.execute(_BY_ID_LOCKED if lock else _BY_ID, {"job_id": job_id}).one_or_none()
-    if row is None:
-        raise JobNotFound(job_id)
-    return record_of(row)
+    """Read the row of a job, locked until the transaction ends if `lock`. Raises JobNotFound."""
+    return record_of(tx.require_row(_BY_ID_LOCKED if lock else _BY_ID, JobNotFound(job_id), {"job_id": job_id}))
 
 
 def load_all(tx: Transaction, job_ids: Collection[str]) -> dict[str, JobRecord]:
@@ -104,10 +101,8 @@ def load_all(tx: Transaction, job_ids: Collection[str]) -> dict[str, JobRecord]:
 
 
 def num_of(tx: Transaction, job_id: str, *, lock: bool = False) -> int:
-    """Reads the number of a job, whose row is locked until the transaction ends if `lock`. Raises JobNotFound."""
-    num: int | None = tx.execute(_NUM_LOCKED if lock else _NUM, {"job_id": job_id}).scalar_one_or_none()
-    if num is None:
-        raise JobNotFound(job_id)
+    """Read the number of a job, whose row is locked until the transaction ends if `lock`. Raises JobNotFound."""
+    num: int = tx.require_row(_NUM_LOCKED if lock else _NUM, JobNotFound(job_id), {"job_id": job_id}).num
     return num
 
 
@@ -139,7 +134,7 @@ def why_quarantined(spec: Readable[JobSpec]) -> str:
 
 
 def load_view(tx: Transaction, job_id: str) -> JobView:
-    """Reads the view of a job. Raises JobNotFound."""
+    """Read the view of a job. Raises JobNotFound."""
     query = (
         select(jobs, job_specs.c.document, *PLACE_COLUMNS, *GROWTH_COLUMNS)
         .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
@@ -147,9 +142,7 @@ def load_view(tx: Transaction, job_id: str) -> JobView:
         .outerjoin(growth_answers, growth_answers.c.job_num == jobs.c.num)
         .where(jobs.c.id == job_id)
     )
-    row = tx.execute(query).one_or_none()
-    if row is None:
-        raise JobNotFound(job_id)
+    row = tx.require_row(query, JobNotFound(job_id))
     job, spec, place = record_of(row), read_spec_text(row.document), place_of(row)
     if place is not None:
         status = job.status.model_copy(update={"reason": WAITS_FOR_CAPACITY, "message": place.reason})

@@ -1,21 +1,20 @@
-"""`Store`: transactions on every job with its histories. Thread-safe; synchronous; any process may open the database.
+"""Opens transactions on the database of jobs. Thread-safe; synchronous.
 
     with store.write(epoch) as tx:      the control loop, under its lease
         driving.requeue(tx, job_id, ...)
     with store.write() as tx:           a change that a user asks for
     with store.read() as tx:
 
-What can be done in a transaction stands in the other modules of this folder, one for each area, as functions that take
-`tx` first. `write` is the one place that checks the lease, records the request of the API in the audit, and notifies
-the subscribers of this process after the commit.
-
-The methods of the lease are here since the check is; `get_job` is, because half of all callers want nothing else.
+The other modules of this folder, one for each area, have the functions that run in a transaction; they take `tx` first.
+Only `write` checks the lease, records the request of the API in the audit, and notifies the subscribers of this process
+after the commit. Any number of processes may open the database.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import text
@@ -40,7 +39,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Opens the database and migrates it. Raises StoreUnavailable."""
+        """Open the database and migrate it. Raises StoreUnavailable."""
         database = Database(url)
         try:
             migrate(database)
@@ -54,116 +53,119 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """Begins a transaction that reads: a consistent view on SQLite; on PostgreSQL each statement sees what was
-        committed when it began."""
+        """Begin a transaction that reads.
+
+        On SQLite it is a consistent view; on PostgreSQL each statement sees what was committed when it began.
+        """
         with self._database.read() as tx:
             yield tx
 
     @contextmanager
     def write(self, epoch: int | None = None) -> Iterator[Transaction]:
-        """Begins one transaction, committed at the end of the block and rolled back if it raises.
+        """Begin a transaction that is committed at the end of the block, or rolled back if the block raises.
 
-        Then the subscribers of this process are notified of what it has published. The first one of a request of the
-        API also records the request in the audit.
+        After the commit, the subscribers of this process are notified of what it has published. The first transaction
+        of a request of the API also records the request in the audit.
 
         Args:
-            epoch: of the caller's lease; None if no lease is needed, since a user asks for the change, or since the
-                change is fenced in another way.
+            epoch: epoch of the caller's lease. None if the change needs no lease: a user requests it, or it is fenced
+                in another way.
 
         Raises:
             LeaseLost: the lease has another epoch. Nothing is written.
         """
-        deed = access.CURRENT.get()
+        entry = access.CURRENT_ENTRY.get()
         with self._database.write(epoch) as tx:
             if epoch is not None:
-                leases.hold(tx, epoch)
+                leases.lock(tx, epoch)
             yield tx
-            records = deed is not None and not deed.is_recorded
-            if deed is not None and records:
-                access.record(tx, deed)
-        if deed is not None and records:
-            deed.is_recorded = True  # not before the commit: if it fails, the answer of the request is recorded
-        tx.committed(self._hub, self._database.tallies)
+            if entry is not None and entry.is_recorded:
+                entry = None
+            if entry is not None:
+                access.record(tx, entry)
+        if entry is not None:
+            entry.is_recorded = True  # not before the commit: if it fails, the answer of the request is recorded
+        tx.publish_all(self._hub, self._database.tallies)
 
     def reading(self, function: Callable[Concatenate[Transaction, _P], _R]) -> Callable[_P, _R]:
-        """Makes the function a call that opens a `read` of its own: for another thread, and within an expression."""
-
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with self._database.read() as tx:
-                return function(tx, *args, **kwargs)
-
-        return call
+        """Make the function a call within its own `read`: for another thread, and within an expression."""
+        return _within(self._database.read, function)
 
     def writing(
         self, function: Callable[Concatenate[Transaction, _P], _R], epoch: int | None = None
     ) -> Callable[_P, _R]:
-        """Makes the function a call that opens a `write` of its own."""
-
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with self.write(epoch) as tx:
-                return function(tx, *args, **kwargs)
-
-        return call
+        """Make the function a call within its own `write`."""
+        return _within(partial(self.write, epoch), function)
 
     def trying(self, function: Callable[Concatenate[Transaction, _P], _R]) -> Callable[_P, _R]:
-        """Makes the function a call that returns or raises what `writing` would, and stores nothing."""
+        """Make the function a call that returns or raises what `writing` would, and stores nothing."""
+        return _within(self._write_and_roll_back, function)
 
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            answer: list[_R] = []
-            try:
-                with self.write() as tx:
-                    answer.append(function(tx, *args, **kwargs))
-                    raise _RolledBack
-            except _RolledBack:
-                return answer[0]
+    @contextmanager
+    def _write_and_roll_back(self) -> Iterator[Transaction]:
+        with suppress(_RolledBack), self.write() as tx:
+            yield tx
+            raise _RolledBack
 
-        return call
-
-    def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
-        """Subscribes to changes, see Hub.subscribe: `listener(job_id)` is called on the committing thread."""
-        return self._hub.subscribe(listener, job_id)
+    def subscribe(self, listener: Listener, topic: str | None = None) -> Subscription:
+        """Call the listener on the committing thread after each change; see Hub.subscribe."""
+        return self._hub.subscribe(listener, topic)
 
     def ping(self) -> None:
-        """Asks the database for an answer. Raises StoreUnavailable: it does not answer."""
+        """Query the database. Raises StoreUnavailable if it does not answer."""
         with self._database.read() as tx:
             tx.execute(text("SELECT 1"))
 
     @property
     def tallies(self) -> DatabaseTallies:
-        """What this process's transactions have taken and written."""
+        """Durations of this process's transactions, and what they have written."""
         return self._database.tallies
 
     def get_job(self, job_id: str) -> JobView:
-        """Reads a job. Raises JobNotFound."""
+        """Read a job. Raises JobNotFound."""
         with self._database.read() as tx:
             return load_view(tx, job_id)
 
     # --- the lease
 
     def acquire_lease(self, owner: str, *, ttl_s: float, now: float) -> Lease | None:
-        """Acquires or renews the lease. None while another owner holds it."""
+        """Acquire or renew the lease. None while another owner holds it."""
         with self._database.write() as tx:
             lease = leases.acquire(tx, owner, ttl_s=ttl_s, now=now)
         if lease is not None and self._database.announce(owner):
             with self._database.write() as tx:
-                leases.announced(tx, owner)
+                leases.note_announced(tx, owner)
         return lease
 
-    def has_left(self, owner: str) -> bool:
-        """Return whether the owner of the lease was announced in the database, and its connection has ended. False: not
-        known."""
+    def is_owner_gone(self, owner: str) -> bool:
+        """Return whether the lease's owner was announced, and its connection to the database has ended.
+
+        False also if that is unknown.
+        """
         with self._database.read() as tx:
-            is_known = leases.announced_owner(tx) == owner
-        return is_known and not self._database.is_announced(owner)
+            was_announced = leases.read_announced_owner(tx) == owner
+        return was_announced and not self._database.is_announced(owner)
 
     def release_lease(self, owner: str) -> None:
         with self._database.write() as tx:
             leases.release(tx, owner)
 
-    def current_lease(self) -> Lease | None:
+    def read_lease(self) -> Lease | None:
         with self._database.read() as tx:
-            return leases.current(tx)
+            return leases.read(tx)
 
 
 class _RolledBack(Exception):
     """Ends a transaction that was only tried."""
+
+
+def _within(
+    begin: Callable[[], AbstractContextManager[Transaction]], function: Callable[Concatenate[Transaction, _P], _R]
+) -> Callable[_P, _R]:
+    """Make a function of a transaction a call that begins one."""
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with begin() as tx:
+            return function(tx, *args, **kwargs)
+
+    return call

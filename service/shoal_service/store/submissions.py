@@ -127,9 +127,9 @@ def create(
     tx.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
     _replace_labels(tx, num, {}, spec.labels)
     webhook_lanes.begin(tx, num, len(spec.webhooks))
-    access.about(job_id)
+    access.note_created(job_id=job_id)
     event = JobCreated(
-        **access.by(),
+        **access.make_actor_field(),
         name=spec.name,
         spec_version=1,
         from_job=origin.job if origin is not None else None,
@@ -178,12 +178,12 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
         edit.set(spec_version=version, name=after.name, priority=after.priority)
         edit.describe(alerts=alerts.begin(after.alerts, job.status.alerts))
         if changes.model_fields_set != {"worker"}:
-            edit.event(JobPatched(spec_version=version, **access.by(), **_event_fields(changes)))
+            edit.event(JobPatched(spec_version=version, **access.make_actor_field(), **_event_fields(changes)))
         if after.worker.cluster != before.worker.cluster:
             fields = {"from_": before.worker.cluster, "to": after.worker.cluster}
             if job.state in ATTEMPT_STATES and job.cluster:
                 fields["running_in"] = job.cluster
-            edit.event(JobMoveRequested(spec_version=version, **fields, **access.by()))
+            edit.event(JobMoveRequested(spec_version=version, **fields, **access.make_actor_field()))
         edit.save()
     tx.publish(job_id, is_request=True)
     return load_view(tx, job_id)
@@ -218,7 +218,7 @@ def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> 
     changed = standing != job.standing
     if changed:
         edit = JobEdit(tx, job, now)
-        edit.event(JobRequested(desired=desired, **access.by()))
+        edit.event(JobRequested(desired=desired, **access.make_actor_field()))
         edit.move(standing, "requested", _MESSAGES[desired] if standing.state is not job.state else "")
         edit.save()
         tx.publish(job_id, is_request=True)
@@ -263,7 +263,9 @@ def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
     version = _accept(tx, job, after, now)
     edit = JobEdit(tx, job, now)
     edit.set(spec_version=version)
-    event = JobExtended(spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens, **access.by())
+    event = JobExtended(
+        spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens, **access.make_actor_field()
+    )
     if answer.reopens:
         _reopen(edit, after, event, "Extended on request.")
     else:
@@ -283,7 +285,7 @@ def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
     spec = _read_spec(tx, job, "go on")
     _require_possible(job, retrial(_describe_training(tx, job, spec)))
     edit = JobEdit(tx, job, now)
-    retried = JobRetried(done=job.status.step, reason=job.status.reason, **access.by())
+    retried = JobRetried(done=job.status.step, reason=job.status.reason, **access.make_actor_field())
     _reopen(edit, spec, retried, "Tried again on request.")
     tx.publish(job_id, is_request=True)
     return load_view(tx, job_id)
@@ -296,7 +298,7 @@ def archive(tx: Transaction, job_id: str, archived: bool, *, now: float) -> JobV
         raise JobNotEnded(job_id, job.state, "be archived")
     if archived != (job.archived_at is not None):
         edit = JobEdit(tx, job, now)
-        edit.event(JobArchived(archived=archived, **access.by()))
+        edit.event(JobArchived(archived=archived, **access.make_actor_field()))
         edit.set(archived_at=now if archived else None)
         edit.save()
         tx.publish(job_id, is_request=True)

@@ -33,6 +33,7 @@ from shoal_service.store.errors import (
     RequestConflict,
     SupervisorReplaced,
 )
+from shoal_service.store.hub import Topic
 from shoal_service.store.records import JobRecord, load, load_all, num_of
 from shoal_service.store.tables import attempt_tokens, directives, jobs, profiles
 from shoal_service.views import ProfileBody, ProfileState, ProfileView
@@ -40,11 +41,6 @@ from shoal_workers.contract import KEPT_PROFILES, Profiled, ProfileRequest
 
 AttemptKey: TypeAlias = tuple[str, int]
 """Job id, and number of the attempt."""
-
-
-def directives_of(job_id: str) -> str:
-    """What `Store.subscribe` takes in place of a job's id: a directive for the job's supervisor was written."""
-    return f"directives of job {job_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +130,17 @@ def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
         "stacks": of_attempt.stacks if of_attempt is not None else "",
     }
     upsert(tx, directives, [row])
-    tx.announce(directives_of(job_id))
+    tx.announce(Topic.DIRECTIVES.narrow_to(job_id))
     return int(row["number"])
 
 
 def directive(tx: Transaction, job_id: str, attempt: int) -> StoredDirective | None:
-    """The newest one of an attempt that goes on; None if there is none yet. Raises AttemptTokenRefused: the attempt is
-    over."""
-    row = tx.execute(_DIRECTIVE, {"job_id": job_id, "attempt": attempt}).one_or_none()
-    if row is None:
-        raise AttemptTokenRefused(job_id, attempt)
+    """Read the newest directive of an attempt; None if there is none yet.
+
+    Raises AttemptTokenRefused: the attempt has ended.
+    """
+    key = {"job_id": job_id, "attempt": attempt}
+    row = tx.require_row(_DIRECTIVE, AttemptTokenRefused(job_id, attempt), key)
     return StoredDirective(row.number, row.body) if row.number is not None else None
 
 

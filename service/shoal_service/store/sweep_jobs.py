@@ -79,7 +79,7 @@ def create(tx: Transaction, name: str, jobs: Sequence[tuple[JobSpec, str]], *, n
             raise SweepTooLarge(error.name, error.queued, error.max_queued, error.is_user) from None
         ids.append(view.id)
         is_new = is_new or created
-    access.made(f"/v1/sweeps/{jobs[0][0].project}/{name}")
+    access.note_created(path=f"/v1/sweeps/{jobs[0][0].project}/{name}")
     return ids, is_new
 
 

@@ -227,7 +227,7 @@ class Executor:
         self._queue.put_nowait(event)
 
     def _take(self, *events: Event) -> None:
-        if jump_s := self._wall_clock.jump_s():
+        if jump_s := self._wall_clock.measure_jump_s():
             _log.warning("clock.jumped", extra={"seconds": jump_s})
             events = (ClockJumped(jump_s), *events)  # one turn: a second one would not know that the first was the last
         self._turn(*events)

@@ -168,8 +168,8 @@ def test_an_object_store_is_read_by_file_pattern_and_directory(bucket: str, tmp_
         assert _hash(tmp_path, f"s3://{bucket}/text{name}") == expected
     every = [f"s3://{bucket}/text{name}" for name in FILES]
     for entry in (f"s3://{bucket}/text/*.*", f"s3://{bucket}/text", f"s3://{bucket}/t*t"):
-        found = find_sources(TextDataConfig(paths=(entry,)))
-        assert [source.place for source in found] == every
-        assert all(source.version for source in found)
+        sources = find_sources(TextDataConfig(paths=(entry,)))
+        assert [source.location for source in sources] == every
+        assert all(source.version for source in sources)
     with pytest.raises(MissingTextError, match="names no file"):
         find_sources(TextDataConfig(paths=(f"s3://{bucket}/nothing",)))

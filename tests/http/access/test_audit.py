@@ -12,7 +12,7 @@ from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
 from shoal_service.core.desired import Desired
 from shoal_service.store import JobEnded, Store, access, submissions
-from shoal_service.store.access import CURRENT, AuditQuery, Deed
+from shoal_service.store.access import CURRENT_ENTRY, AuditEntry, AuditQuery
 
 
 def test_a_change_is_recorded_with_who_what_and_from_where(service: Any, spec: dict[str, Any]) -> None:
@@ -68,18 +68,20 @@ def test_a_refused_submission_is_recorded_as_refused_and_an_accepted_one_with_it
 
 
 def test_what_fails_leaves_no_record_of_a_change(store: Store) -> None:
-    deed = Deed(at=1.0, address="10.0.0.1", operation="POST /x", path="/x", actor="eve", role="operator")
-    token = CURRENT.set(deed)
+    entry = AuditEntry(at=1.0, address="10.0.0.1", operation="POST /x", path="/x", actor="eve", role="operator")
+    token = CURRENT_ENTRY.set(entry)
     try:
         job, _ = store.writing(submissions.create)(_spec(), idempotency_key=None, now=time.time())
         assert len(store.reading(access.read)(AuditQuery())) == 1
         store.writing(submissions.request)(job.id, Desired.CANCEL, now=time.time())
-        refused = CURRENT.set(Deed(at=2.0, address="", operation="POST /y", path="/y", actor="eve", job_id=job.id))
+        refused = CURRENT_ENTRY.set(
+            AuditEntry(at=2.0, address="", operation="POST /y", path="/y", actor="eve", job_id=job.id)
+        )
         with pytest.raises(JobEnded):
             store.writing(submissions.request)(job.id, Desired.RUN, now=time.time())
-        CURRENT.reset(refused)
+        CURRENT_ENTRY.reset(refused)
     finally:
-        CURRENT.reset(token)
+        CURRENT_ENTRY.reset(token)
     assert [(one.operation, one.job_id) for one in store.reading(access.read)(AuditQuery())] == [("POST /x", job.id)]
 
 

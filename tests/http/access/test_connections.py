@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shoal_api.http.serving import ConnectionLimits, Patience, Wire
+from shoal_api.http.serving import ConnectionLimits, HttpConfig, RequestTimeouts
 
 HALF = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -44,7 +44,7 @@ def is_alive(url: str) -> bool:
 
 
 def test_connections_of_one_address_are_limited_and_make_room_when_they_end(serve: Any) -> None:
-    url, metrics = serve(Wire(connections=ConnectionLimits(of_address=3)))
+    url, metrics = serve(HttpConfig(connections=ConnectionLimits(per_address=3)))
     with ExitStack() as held:
         for _ in range(3):
             held.enter_context(connect(url))
@@ -58,7 +58,7 @@ def test_connections_of_one_address_are_limited_and_make_room_when_they_end(serv
 
 
 def test_a_trusted_proxy_has_the_connections_of_many_and_counts_in_all(serve: Any) -> None:
-    url, _ = serve(Wire(connections=ConnectionLimits(of_address=1, in_all=3, proxies="10.0.0.0/8, 127.0.0.1")))
+    url, _ = serve(HttpConfig(connections=ConnectionLimits(per_address=1, total=3, proxies="10.0.0.0/8, 127.0.0.1")))
     with ExitStack() as held:
         for _ in range(3):
             held.enter_context(connect(url))
@@ -66,7 +66,7 @@ def test_a_trusted_proxy_has_the_connections_of_many_and_counts_in_all(serve: An
 
 
 def test_a_request_that_does_not_arrive_ends_with_its_connection(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
-    url, _ = serve(Wire(patience=Patience(head_s=0.3, silence_s=0.5, body_s=2.0)))
+    url, _ = serve(HttpConfig(timeouts=RequestTimeouts(head_s=0.3, idle_s=0.5, body_s=2.0)))
     silent, half = connect(url, b""), connect(url)
     assert read_all(half).startswith(b"HTTP/1.1 408 ") and read_all(silent).startswith(b"HTTP/1.1 408 ")
     body = (
@@ -77,19 +77,21 @@ def test_a_request_that_does_not_arrive_ends_with_its_connection(serve: Any, cap
     answers = read_all(second)
     assert answers.startswith(b"HTTP/1.1 200 "), "the second request on the same connection is half"
     assert is_alive(url)
-    assert not [one for one in caplog.records if one.levelno >= logging.ERROR], "a client that leaves is no error"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], (
+        "a client that leaves is no error"
+    )
 
 
 def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
     serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, metrics = serve(Wire())
+    url, metrics = serve(HttpConfig())
     with httpx.Client(base_url=url, timeout=30, trust_env=False) as http, ExitStack() as held:
         assert http.get("/healthz").status_code == 200
         waiting = [held.enter_context(socket.socket()) for _ in range(5)]
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+        highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
         while True:  # the gaps below the limit
             try:
@@ -97,13 +99,13 @@ def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
             except OSError:
                 break
         parts = httpx.URL(url)
-        for one in waiting:
-            one.settimeout(30)
-            one.connect((parts.host, parts.port))
-            assert _receive(one) == b""  # and not closed, so that it gives no descriptor back
+        for connection in waiting:
+            connection.settimeout(30)
+            connection.connect((parts.host, parts.port))
+            assert _receive(connection) == b""  # and not closed, so that it gives no descriptor back
             assert http.get("/healthz").status_code == 200, "on a connection that there was"
     assert metrics.refusals()["connections",] == 5
-    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == ["http.no_descriptors"]
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == ["http.no_descriptors"]
     assert is_alive(url)
 
 
@@ -111,4 +113,4 @@ def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
     ("descriptors", "most"), [(256, 160), (64, 32), (1024, 928), (1_048_576, 4096)], ids=["256", "64", "1024", "many"]
 )
 def test_the_server_keeps_descriptors_for_itself(descriptors: int, most: int) -> None:
-    assert ConnectionLimits().within(descriptors) == most
+    assert ConnectionLimits().limit_total(descriptors) == most

@@ -20,9 +20,9 @@ from joserfc.jwk import ECKey, KeySet, OctKey, RSAKey
 from kit.cases import failed_cases
 from kit.served_app import bare_app, served
 from shoal_api.client.credentials import find_token
-from shoal_service.control.oidc import Issuer, IssuerAway, IssuerConfig, JwtRefused
+from shoal_service.control.oidc import Issuer, IssuerConfig, IssuerUnreachable
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access import ClaimRules, Principal, Role
+from shoal_service.core.access import ClaimRules, JwtRefused, Principal, Role
 from shoal_service.store import Store
 
 RULES = ClaimRules(
@@ -92,36 +92,36 @@ def verifier(local: LocalIssuer) -> Issuer:
 
 
 def principal(verifier: Issuer, token: str) -> Principal:
-    return asyncio.run(verifier.principal(token))
+    return asyncio.run(verifier.verify(token))
 
 
 def test_claims_give_name_role_and_projects(local: LocalIssuer, verifier: Issuer) -> None:
-    found = principal(verifier, local.token())
-    assert (found.name, found.user, found.role, found.projects) == (
+    ada = principal(verifier, local.token())
+    assert (ada.name, ada.user, ada.role, ada.projects) == (
         "ada@lab.org",
         "ada@lab.org",
         Role.OPERATOR,
         frozenset({"vision"}),
     )
-    assert found.expires_at == pytest.approx(time.time() + 300, abs=10) and found.token_id == ""
+    assert ada.expires_at == pytest.approx(time.time() + 300, abs=10) and ada.token_id == ""
     admin = principal(verifier, local.token(groups=["all", "ml-admins", "unknown"]))
     assert (admin.role, admin.projects) == (Role.ADMIN, None)
     assert local.num_reads == 1, "the keys are kept"
 
 
 WRONG: dict[str, tuple[Callable[[LocalIssuer], str], str]] = {
-    "past": (lambda one: one.token(exp=int(time.time()) - 60), "expired"),
-    "endless": (lambda one: one.token(exp=None), "exp"),
-    "early": (lambda one: one.token(nbf=int(time.time()) + 600), "nbf|not_before|valid"),
-    "audience": (lambda one: one.token(aud="another"), "aud"),
-    "issuer": (lambda one: one.token(iss="https://evil.example"), "iss"),
-    "role": (lambda one: one.token(groups=["unknown"]), "gives a role"),
-    "user": (lambda one: one.token(email=None), "'email'"),
-    "project": (lambda one: one.token(projects=[]), "names no project"),
-    "forged": (lambda one: one.token(rsa_key("first", 2)), "bad_signature|signature"),
-    "hs256": (lambda one: one.token(OctKey.import_key("0" * 64, {"kid": "first"}), "HS256"), "."),
-    "none": (lambda one: unsigned(one.token()), "."),
-    "junk": (lambda one: "a.b.c", "not a JWT"),
+    "past": (lambda issuer: issuer.token(exp=int(time.time()) - 60), "expired"),
+    "endless": (lambda issuer: issuer.token(exp=None), "exp"),
+    "early": (lambda issuer: issuer.token(nbf=int(time.time()) + 600), "nbf|not_before|valid"),
+    "audience": (lambda issuer: issuer.token(aud="another"), "aud"),
+    "issuer": (lambda issuer: issuer.token(iss="https://evil.example"), "iss"),
+    "role": (lambda issuer: issuer.token(groups=["unknown"]), "gives a role"),
+    "user": (lambda issuer: issuer.token(email=None), "'email'"),
+    "project": (lambda issuer: issuer.token(projects=[]), "names no project"),
+    "forged": (lambda issuer: issuer.token(rsa_key("first", 2)), "bad_signature|signature"),
+    "hs256": (lambda issuer: issuer.token(OctKey.import_key("0" * 64, {"kid": "first"}), "HS256"), "."),
+    "none": (lambda issuer: unsigned(issuer.token()), "."),
+    "junk": (lambda issuer: "a.b.c", "not a JWT"),
 }
 
 
@@ -158,10 +158,10 @@ def test_a_new_key_is_read_and_made_up_ones_make_no_requests(local: LocalIssuer)
 
 def test_an_issuer_that_is_away_or_another_is_named(local: LocalIssuer) -> None:
     elsewhere = Issuer(IssuerConfig(issuer=f"{local.url}/", audience="shoal", rules=RULES))
-    with pytest.raises(IssuerAway, match="says that it is"):
+    with pytest.raises(IssuerUnreachable, match="says that it is"):
         principal(elsewhere, local.token())
     gone = Issuer(IssuerConfig(issuer="http://127.0.0.1:1", audience="shoal", rules=RULES))
-    with pytest.raises(IssuerAway, match="cannot be read"):
+    with pytest.raises(IssuerUnreachable, match="cannot be read"):
         principal(gone, local.token())
 
 
@@ -171,17 +171,17 @@ def test_while_the_issuer_is_away_known_keys_stay_valid_for_a_day(local: LocalIs
     made_up = local.token(rsa_key("made-up", 1))
 
     async def live() -> None:
-        await verifier.principal(local.token())
+        await verifier.verify(local.token())
         local.server.shutdown()
         local.server.server_close()
         for _ in range(10):
             now[0] += 2 * 3600.0
-            assert (await verifier.principal(local.token())).name == "ada@lab.org"
-            with pytest.raises(IssuerAway, match="cannot be read"):
-                await verifier.principal(made_up)
+            assert (await verifier.verify(local.token())).name == "ada@lab.org"
+            with pytest.raises(IssuerUnreachable, match="cannot be read"):
+                await verifier.verify(made_up)
         now[0] += 4 * 3600.0 + 1
-        with pytest.raises(IssuerAway, match="cannot be read"):
-            await verifier.principal(local.token())
+        with pytest.raises(IssuerUnreachable, match="cannot be read"):
+            await verifier.verify(local.token())
 
     asyncio.run(live())
 
@@ -192,18 +192,20 @@ def test_a_silent_issuer_delays_only_tokens_of_unknown_keys(local: LocalIssuer) 
     made_up = local.token(rsa_key("made-up", 1))
 
     async def live() -> None:
-        await verifier.principal(local.token())
+        await verifier.verify(local.token())
         local.answers.clear()
         now[0] += 11.0
-        waiting = [asyncio.create_task(verifier.principal(made_up)) for _ in range(100)]
+        waiting = [asyncio.create_task(verifier.verify(made_up)) for _ in range(100)]
         local.asked.clear()
         await asyncio.to_thread(local.asked.wait)
-        assert (await verifier.principal(local.token())).name == "ada@lab.org"
-        assert not any(one.done() for one in waiting)
+        assert (await verifier.verify(local.token())).name == "ada@lab.org"
+        assert not any(task.done() for task in waiting)
         now[0] += 11.0
-        assert all(isinstance(one, IssuerAway) for one in await asyncio.gather(*waiting, return_exceptions=True))
-        with pytest.raises(IssuerAway, match="no answer within 5 s"):
-            await verifier.principal(made_up)  # said at once: it was asked a moment ago
+        assert all(
+            isinstance(error, IssuerUnreachable) for error in await asyncio.gather(*waiting, return_exceptions=True)
+        )
+        with pytest.raises(IssuerUnreachable, match="no answer within 5 s"):
+            await verifier.verify(made_up)  # said at once: it was asked a moment ago
 
     asyncio.run(live())
     assert local.num_reads == 1
@@ -216,12 +218,12 @@ def test_made_up_tokens_hold_no_request_and_count_as_failed(local: LocalIssuer, 
     issuer = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES))
     made_up = local.token(rsa_key("made-up", 1))
     app = bare_app(store, issuer=issuer)
-    own, wrong = ({"Authorization": f"Bearer {one}"} for one in (find_token("http://127.0.0.1:1"), made_up))
+    own, wrong = ({"Authorization": f"Bearer {token}"} for token in (find_token("http://127.0.0.1:1"), made_up))
     with served(app) as url, ThreadPoolExecutor(80) as pool:
         limits = httpx.Limits(max_connections=100)
         with httpx.Client(base_url=url, timeout=30, trust_env=False, limits=limits) as http:
             answers = [pool.submit(http.get, "/v1/jobs", headers=wrong) for _ in range(80)]
             local.asked.wait()
             assert http.get("/v1/jobs", headers=own).status_code == 200
-            counted = Counter(one.result().status_code for one in answers)
+            counted = Counter(answer.result().status_code for answer in answers)
     assert set(counted) == {503, 429} and counted[429] >= 10, "60 at once, one a second"

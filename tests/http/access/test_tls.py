@@ -14,7 +14,7 @@ from kit.served_app import bare_app, served
 from shoal_api.client import Client, Disconnected
 from shoal_api.client.credentials import find_token
 from shoal_api.client.transport import RetryPolicy
-from shoal_api.http.serving import Wire
+from shoal_api.http.serving import HttpConfig
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.problems import SettingsError
 from shoal_service.settings import load_settings
@@ -33,7 +33,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, 
 def https(store: Store, state_dir: Path, certificates: tuple[Path, Path, Path]) -> Iterator[str]:
     ensure_admin_token(store, state_dir, now=time.time())
     app = bare_app(store)
-    with served(app, wire=Wire(*certificates[1:])) as url:
+    with served(app, http=HttpConfig(*certificates[1:])) as url:
         yield url
 
 
@@ -87,7 +87,7 @@ def test_only_a_trusted_proxy_says_who_its_client_is_and_that_it_encrypts(
     ensure_admin_token(store, state_dir, now=time.time())
     app = bare_app(store)
     with (
-        served(app, wire=Wire(trusted_proxies=proxies)) as url,
+        served(app, http=HttpConfig(trusted_proxies=proxies)) as url,
         httpx.Client(base_url=url, timeout=30, trust_env=False, headers=FORWARDED) as http,
     ):
         answer = http.post("/v1/session", json={"token": find_token("http://127.0.0.1:1")})

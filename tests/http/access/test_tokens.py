@@ -41,7 +41,7 @@ def test_what_needs_no_token_refuses_one_that_is_not_valid(service: Any) -> None
 def test_a_token_is_shown_once_and_kept_as_its_hash(service: Any) -> None:
     made = service.client.create_token(TokenRequest(name="ada", role=Role.OPERATOR, projects=("vision",)))
     assert status_of(service, made.token) == 200
-    listed = next(one for one in service.client.tokens() if one.id == made.id)
+    listed = next(token for token in service.client.tokens() if token.id == made.id)
     assert listed.model_dump() == made.model_dump(exclude={"token"})
     assert (listed.name, listed.role, listed.projects, listed.created_by) == (
         "ada",
@@ -80,12 +80,12 @@ def test_a_token_that_another_process_revokes_is_valid_for_five_more_seconds(sto
 
     async def principals() -> list[Principal | None]:
         nonlocal mono
-        before = await authenticator.of_bearer(made.token)
+        before = await authenticator.authenticate_bearer(made.token)
         store.writing(access.revoke_token)(made.id, now=2.0)
         mono = 104.9
-        cached = await authenticator.of_bearer(made.token)
+        cached = await authenticator.authenticate_bearer(made.token)
         mono = 105.1
-        return [before, cached, await authenticator.of_bearer(made.token)]
+        return [before, cached, await authenticator.authenticate_bearer(made.token)]
 
     before, cached, after = asyncio.run(principals())
     assert before is not None and cached == before and after is None
@@ -102,8 +102,8 @@ def test_the_owners_token_is_written_kept_adopted_and_replaced(store: Store, tmp
     path = ensure_admin_token(store, tmp_path, now=1.0)
     first = path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = store.reading(access.principal_of_token)(first.strip(), now=1e9)
-    assert found is not None and found.role is Role.ADMIN and found.projects is None
+    principal = store.reading(access.find_principal_by_token)(first.strip(), now=1e9)
+    assert principal is not None and principal.role is Role.ADMIN and principal.projects is None
     assert ensure_admin_token(store, tmp_path, now=2.0).read_text() == first
 
     other = Store.open(f"sqlite:///{tmp_path}/other.db")
@@ -115,7 +115,7 @@ def test_the_owners_token_is_written_kept_adopted_and_replaced(store: Store, tmp
     assert second != first, "others could read it"
     store.writing(access.revoke_token)(second[6:14], now=5.0)
     third = ensure_admin_token(store, tmp_path, now=6.0).read_text()
-    assert third != second and store.reading(access.principal_of_token)(third.strip(), now=7.0) is not None
+    assert third != second and store.reading(access.find_principal_by_token)(third.strip(), now=7.0) is not None
     assert [path.name for path in tmp_path.glob("admin-token*")] == ["admin-token"]
 
 
@@ -133,14 +133,14 @@ def test_a_person_makes_lists_and_revokes_tokens_and_nobody_elses(service: Any) 
         assert me.makes_tokens and "tokens:own" in me.permissions and "tokens:manage" not in me.permissions
         made = client.create_token(TokenRequest(name="laptop", role=Role.VIEWER, expires_in_s=3600.0))
         assert (made.name, made.projects, made.user, made.parent) == ("marie/laptop", ("vision",), "marie", ada.id)
-        assert [one.id for one in client.tokens()] == [made.id, ada.id]
-        assert {one.id for one in other.tokens()} == {eve.id}
+        assert [token.id for token in client.tokens()] == [made.id, ada.id]
+        assert {token.id for token in other.tokens()} == {eve.id}
         for strange in (ada.id, made.id):
             with pytest.raises(NotFound):
                 other.revoke_token(strange)
         with Client(service.url, token=made.token) as child:
             assert child.whoami().name == "marie/laptop" and not child.whoami().makes_tokens
-            assert {one.id for one in child.tokens()} == {made.id}
+            assert {token.id for token in child.tokens()} == {made.id}
             with pytest.raises(Forbidden, match="made for a program"):
                 child.create_token(TokenRequest(name="more"))
             with pytest.raises(NotFound):
@@ -157,7 +157,7 @@ def test_a_token_for_a_program_makes_no_other_and_may_end_itself(service: Any) -
         assert not client.whoami().makes_tokens
         with pytest.raises(Forbidden, match="shoal token create NAME --personal"):
             client.create_token(TokenRequest(name="more"))
-        assert [one.id for one in client.tokens()] == [program.id]
+        assert [token.id for token in client.tokens()] == [program.id]
         client.revoke_token(program.id)
         with pytest.raises(Unauthenticated):
             client.whoami()
@@ -188,18 +188,18 @@ def test_what_a_token_made_ends_with_it(service: Any) -> None:
         service.client.revoke_token(ada.id)
         with pytest.raises(Unauthenticated):
             child.whoami()
-    assert next(one for one in service.client.tokens() if one.id == made.id).revoked_at is not None
+    assert next(token for token in service.client.tokens() if token.id == made.id).revoked_at is not None
 
 
 def test_a_token_that_was_made_while_its_maker_was_revoked_is_not_valid(service: Any) -> None:
     """The revocation did not see its row, as if both transactions ran at the same time."""
     store, now = service.store, time.time()
     ada = store.writing(access.create_token)(TokenRequest(name="racer", personal=True), by="test", now=now)
-    principal = store.reading(access.principal_of_token)(ada.token, now=now)
+    principal = store.reading(access.find_principal_by_token)(ada.token, now=now)
     store.writing(access.revoke_token)(ada.id, now=now)
     made = store.writing(access.create_own_token)(TokenRequest(name="late"), principal, now=now)
     assert store.reading(access.get_token)(made.id).revoked_at is None
-    assert store.reading(access.principal_of_token)(made.token, now=now) is None
+    assert store.reading(access.find_principal_by_token)(made.token, now=now) is None
 
 
 def test_revoking_the_token_of_the_own_session_logs_out(service: Any) -> None:

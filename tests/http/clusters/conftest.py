@@ -17,9 +17,9 @@ from shoal_service.store import Lease, Store, cluster_links
 @pytest.fixture
 def lease(store: Store, own_service: Any) -> Lease:
     """The lease of the control plane whose edge the service is."""
-    found = store.current_lease()
-    assert found is not None
-    return found
+    lease = store.read_lease()
+    assert lease is not None
+    return lease
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def make_gateway(store: Store, own_service: Any) -> Iterator[Callable[..., Runni
         return made[-1]
 
     yield make
-    for one in made:
-        one.stop()
+    for gateway in made:
+        gateway.stop()
 
 
 @pytest.fixture

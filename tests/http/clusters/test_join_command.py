@@ -16,7 +16,7 @@ from doubles.running_gateway import NODE, RunningGateway, until
 from kit.certificates import make_certificates
 from kit.processes.joined_clusters import Join
 from kit.served_app import bare_app, served
-from shoal_api.http.serving import Wire
+from shoal_api.http.serving import HttpConfig
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.store import Store, access, cluster_links
 
@@ -150,7 +150,7 @@ def authority(tmp_path: Path) -> tuple[Path, Path, Path]:
 @pytest.fixture
 def https(store: Store, authority: tuple[Path, Path, Path]) -> Iterator[str]:
     app = bare_app(store)
-    with served(app, wire=Wire(authority[1], authority[2])) as url:
+    with served(app, http=HttpConfig(authority[1], authority[2])) as url:
         yield url
 
 

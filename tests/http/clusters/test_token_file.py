@@ -40,7 +40,7 @@ def test_a_gateway_joins_with_the_token_of_the_file(
 def test_the_token_of_the_file_is_of_that_cluster_only(own_service: Any, store: Store, file: Path) -> None:
     register_cluster_token(store, file, "east", now=1.0)
     token = file.read_text().strip()
-    known = store.reading(access.principal_of_token)(token, now=1e12)
+    known = store.reading(access.find_principal_by_token)(token, now=1e12)
     assert known is not None and (known.role, known.cluster, known.projects) == (Role.GATEWAY, "east", None)
     headers = {"Authorization": f"Bearer {token}"}
     for path in ("/v1/jobs", "/v1/nodes", "/v1/tokens", "/metrics", "/v1/clusters/west/orders?life=" + "a" * 16):
@@ -75,7 +75,7 @@ def test_a_revoked_token_of_the_file_stays_revoked(
         register_cluster_token(store, file, "east", now=2.0)
     [record] = [one for one in caplog.records if one.message == "cluster_token.not_valid"]
     assert "write another token" in record.reason
-    assert store.reading(access.principal_of_token)(token, now=3.0) is None
+    assert store.reading(access.find_principal_by_token)(token, now=3.0) is None
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ class _Collector(RetentionCollector):
     async def _advance_all(self) -> None:
         loop, stop, changed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         with self._store.subscribe(lambda _: loop.call_soon_threadsafe(changed.set)):
-            task = asyncio.create_task(self.run(stop, self._store.current_lease))
+            task = asyncio.create_task(self.run(stop, self._store.read_lease))
             while self._store.reading(job_deletion.unfinished)():
                 await asyncio.wait_for(changed.wait(), 60)
                 changed.clear()

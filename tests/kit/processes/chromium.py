@@ -101,7 +101,12 @@ class Browser:
     def click(self, selector: str) -> None:
         """A page that is being drawn may still hide the element, or replace it."""
         wait = WebDriverWait(self.driver, PATIENCE_S, _POLL_S, ignored_exceptions=_NOT_YET)
-        wait.until(lambda driver: driver.find_element(By.CSS_SELECTOR, selector).click() or True)
+
+        def click(driver: webdriver.Chrome) -> bool:
+            driver.find_element(By.CSS_SELECTOR, selector).click()
+            return True
+
+        wait.until(click)
 
     def tick(self, selector: str) -> None:
         """Ticks a box. What arrives meanwhile moves the page under the pointer, so a click may miss it."""

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from kit.processes.os_processes import end_session, session_members
-from shoal_service.cluster.connects import free_port
+from shoal_service.cluster.connects import find_free_port
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 
 _SUBNET = "10.201.77"
@@ -51,7 +51,7 @@ class Hosts:
         self._names = {f"{_SUBNET}.{11 + number}": f"shoalhost{number}" for number in range(num_hosts)}
         self._sessions: dict[str, int] = {}
         self._temp_dir = Path(tempfile.mkdtemp(prefix="shoal-ray-"))
-        self._port = free_port()
+        self._port = find_free_port()
 
     @property
     def address(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
 from shoal_workers.snapshot_store.slots.slot_files import Regions, SlotFile, Stamp
 
-REGIONS = Regions.of(index_bytes=0, extra_room=0, num_bytes=100)
+REGIONS = Regions.lay_out(index_bytes=0, extra_room=0, num_bytes=100)
 
 directory = SlotRegistry(Path(sys.argv[1]), job_id=sys.argv[2], attempt=1, memory_id=sys.argv[3], worker_id="s")
 for number, part in enumerate(sys.argv[4:]):

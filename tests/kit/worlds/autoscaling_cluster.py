@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.processes.os_processes import end_session
-from shoal_service.cluster.connects import free_port
+from shoal_service.cluster.connects import find_free_port
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 
 _HEAD_TYPE = "ray.head.default"
@@ -43,7 +43,7 @@ class AutoscalingCluster:
             idle_s: a node that nobody needs is released after this time.
             zones: there is a type of node for each, with the label `zone`.
         """
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{find_free_port()}"
         self._directory = directory
         self._config = {
             "cluster_name": "fake",
@@ -95,7 +95,11 @@ class AutoscalingCluster:
         command = [
             *(str(python), "-m", "ray.scripts.scripts", "start", "--head", f"--port={self.address.rpartition(':')[2]}"),
             *("--num-cpus=0", f"--autoscaling-config={config}", f"--temp-dir={self._temp_dir}"),
-            *(f"--ray-client-server-port={free_port()}", "--include-dashboard=false", "--include-log-monitor=false"),
+            *(
+                f"--ray-client-server-port={find_free_port()}",
+                "--include-dashboard=false",
+                "--include-log-monitor=false",
+            ),
             *("--object-store-memory=104857600", "--dashboard-agent-listen-port=0", "--disable-usage-stats"),
         ]
         environment = {

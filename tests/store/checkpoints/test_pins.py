@@ -13,7 +13,7 @@ def _checkpoint(step: int, state: CheckpointState = CheckpointState.COMMITTED) -
 
 
 def _pinned(store: Store, job_id: str) -> list[int]:
-    assert store.reading(histories.newest_checkpoints)(job_id) == tuple(
+    assert store.reading(histories.read_newest_checkpoints)(job_id) == tuple(
         store.reading(checkpoint_rows.read_checkpoints)(job_id)
     ), "page and list agree"
     return [one.step for one in store.reading(checkpoint_rows.read_checkpoints)(job_id) if one.pinned]

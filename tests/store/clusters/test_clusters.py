@@ -12,8 +12,9 @@ from shoal_service.core.gateways import JOBS_SILENT_S, Incoming
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Lease, Store, access, cluster_links, driving, supervisor_links
-from shoal_service.store.cluster_links import StoredReport, orders_of, reports_of
+from shoal_service.store.cluster_links import StoredReport
 from shoal_service.store.errors import ClusterNameTaken, ClusterNotFound, GatewayRefused, LeaseLost
+from shoal_service.store.hub import Topic
 from shoal_service.store.supervisor_links import Arrived
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
@@ -127,13 +128,13 @@ def test_an_archive_is_readable_while_an_order_names_it(store: Store, lease: Lea
 def test_orders_and_reports_notify_those_who_wait_for_them_and_nobody_else(store: Store, lease: Lease) -> None:
     notified: list[str] = []
     with (
-        store.subscribe(notified.append, orders_of("east")),
-        store.subscribe(notified.append, reports_of("east")),
+        store.subscribe(notified.append, Topic.ORDERS.narrow_to("east")),
+        store.subscribe(notified.append, Topic.REPORTS.narrow_to("east")),
         store.subscribe(lambda _: notified.append("a job")),
     ):
         report(store)
         order(store, lease)
-    assert notified == [reports_of("east"), orders_of("east")]
+    assert notified == [Topic.REPORTS.narrow_to("east"), Topic.ORDERS.narrow_to("east")]
 
 
 def test_another_ray_cluster_never_follows_quietly_under_the_name_of_a_silent_one(store: Store) -> None:
@@ -173,9 +174,9 @@ def test_nothing_is_ordered_from_a_cluster_that_has_not_joined(store: Store, lea
 
 def test_the_token_of_a_gateway_is_of_one_cluster(store: Store) -> None:
     made = store.writing(cluster_links.create_token)("east", ClusterTokenRequest(expires_in_s=60.0), by="ada", now=1.0)
-    known = store.reading(access.principal_of_token)(made.token, now=2.0)
+    known = store.reading(access.find_principal_by_token)(made.token, now=2.0)
     assert known is not None and (known.role, known.cluster, known.projects) == (Role.GATEWAY, "east", None)
-    assert store.reading(access.principal_of_token)(made.token, now=62.0) is None
+    assert store.reading(access.find_principal_by_token)(made.token, now=62.0) is None
     assert [(one.id, one.cluster) for one in store.reading(access.list_tokens)()] == [(made.id, "east")]
 
 

@@ -10,7 +10,7 @@ from shoal_service.core.access import BOOTSTRAP
 from shoal_service.core.gateways import Incoming
 from shoal_service.core.nodes import Cordon
 from shoal_service.store import Lease, Store, access, cluster_links, driving
-from shoal_service.store.access import CURRENT, AuditQuery, Deed
+from shoal_service.store.access import CURRENT_ENTRY, AuditEntry, AuditQuery
 from shoal_service.store.cluster_links import StoredReport
 from shoal_service.store.errors import ClusterConflict, ClusterNotFound, GatewayRefused
 from shoal_workers.contract.job import JobState
@@ -162,9 +162,9 @@ def test_changes_of_clusters_are_in_the_audit(store: Store) -> None:
         lambda: store.writing(cluster_links.label)("west", {"a": "b"}),
         lambda: store.writing(cluster_links.remove)("west", now=3.0),
     ):
-        token = CURRENT.set(Deed(at=2.0, address="10.0.0.1", operation="POST /x", path="/x", actor="anna"))
+        token = CURRENT_ENTRY.set(AuditEntry(at=2.0, address="10.0.0.1", operation="POST /x", path="/x", actor="anna"))
         try:
             call()
         finally:
-            CURRENT.reset(token)
+            CURRENT_ENTRY.reset(token)
     assert [one.actor for one in store.reading(access.read)(AuditQuery())] == ["anna"] * 3

@@ -13,6 +13,7 @@ from shoal_service.store import (
     IdempotencyConflict,
     Store,
     checkpoint_rows,
+    curves,
     driving,
     histories,
     job_deletion,
@@ -138,9 +139,9 @@ def test_the_series_of_a_job_that_begins_at_a_later_step_has_every_step(
     for steps in ((6, 7), (8, 9, 10, 11, 12, 13, 14), tuple(range(15, 26))):
         attempt.report(series=tuple(_point(step) for step in steps))
     assert [point.step for point in store.reading(histories.read_series)(job_id)] == list(range(6, 26))
-    assert [
-        point.step for point in store.reading(histories.read_series)(job_id, after_step=-1, max_points=100)
-    ] == list(range(6, 26))
+    assert [point.step for point in store.reading(curves.read_curve)(job_id, after_step=-1, max_points=100)] == list(
+        range(6, 26)
+    )
 
 
 def _point(step: int) -> SeriesPoint:

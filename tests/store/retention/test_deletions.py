@@ -15,8 +15,8 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.retention import Kind, RetentionRules
 from shoal_service.problems import SettingsError
 from shoal_service.settings import load_settings
-from shoal_service.store import Store, access, archives, checkpoint_rows, histories, job_deletion, submissions
-from shoal_service.store.access import AuditQuery, Deed
+from shoal_service.store import Store, access, archives, checkpoint_rows, curves, histories, job_deletion, submissions
+from shoal_service.store.access import AuditEntry, AuditQuery
 from shoal_service.store.errors import JobNotFound, RequestConflict
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
 from shoal_service.store.tables import metadata
@@ -153,12 +153,12 @@ def test_what_was_removed_is_an_event_and_is_not_removed_again(store: Store, end
 
 def test_the_curve_of_a_job_stays_when_its_single_steps_are_gone(store: Store, ended: Callable[..., str]) -> None:
     job_id = ended(steps=70)
-    before = store.reading(histories.read_series)(job_id, max_points=9)
+    before = store.reading(curves.read_curve)(job_id, max_points=9)
     assert _remove(store, job_id, Kind.SERIES) == 64, "the last six are in no roll-up"
-    assert store.reading(histories.read_series)(job_id, max_points=9) == before
-    assert [point.step for point in store.reading(histories.read_series)(job_id, max_points=1000)][:3] == [8, 16, 24]
-    assert [point.loss for point in store.reading(histories.read_series)(job_id, max_points=1000)][:2] == [4.5, 12.5]
-    assert store.reading(histories.read_series)(job_id, max_points=1000)[-1].step == 70
+    assert store.reading(curves.read_curve)(job_id, max_points=9) == before
+    assert [point.step for point in store.reading(curves.read_curve)(job_id, max_points=1000)][:3] == [8, 16, 24]
+    assert [point.loss for point in store.reading(curves.read_curve)(job_id, max_points=1000)][:2] == [4.5, 12.5]
+    assert store.reading(curves.read_curve)(job_id, max_points=1000)[-1].step == 70
     assert Kind.SERIES not in _has(store, job_id)
 
 
@@ -181,8 +181,10 @@ DAY = 86_400.0
 
 
 def _note(store: Store, now: float, days_ago: float, actor: str) -> None:
-    deed = Deed(at=now - days_ago * DAY, address="10.0.0.1", operation="POST /v1/jobs", path="/v1/jobs", actor=actor)
-    contextvars.copy_context().run(store.writing(access.record_refusal), deed, "done")
+    entry = AuditEntry(
+        at=now - days_ago * DAY, address="10.0.0.1", operation="POST /v1/jobs", path="/v1/jobs", actor=actor
+    )
+    contextvars.copy_context().run(store.writing(access.record_refusal), entry, "done")
 
 
 def test_old_records_go_once_a_day_and_leave_one(store: Store) -> None:

@@ -14,7 +14,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import AttemptCaller, ReportReceipt
 from shoal_service.reports import PendingEvent, SupervisorReports
-from shoal_service.store import Lease, Store, histories, supervisor_links
+from shoal_service.store import Lease, Store, curves, histories, supervisor_links
 from shoal_service.store.errors import AttemptTokenRefused, JobNotFound, LeaseLost, SupervisorReplaced
 from shoal_service.store.reporting import DropReason
 from shoal_service.store.supervisor_links import SupervisorLink
@@ -166,7 +166,7 @@ def test_reports_that_are_stored_together_change_each_job_as_one_that_is_stored_
         for n, one in enumerate(alone):
             take(store, sent(one, reports(7 * n + 1)[number], after=number))
     for left, right in zip(together, alone, strict=True):
-        assert store.reading(histories.read_series)(left, max_points=9) == store.reading(histories.read_series)(
+        assert store.reading(curves.read_curve)(left, max_points=9) == store.reading(curves.read_curve)(
             right, max_points=9
         )
         assert store.reading(histories.read_series)(left) == store.reading(histories.read_series)(right)
@@ -174,7 +174,7 @@ def test_reports_that_are_stored_together_change_each_job_as_one_that_is_stored_
         assert [(one.type, one.data) for one in store.reading(histories.read_events)(left)] == [
             (one.type, one.data) for one in store.reading(histories.read_events)(right)
         ]
-        assert store.reading(histories.samples)(left) == store.reading(histories.samples)(right)
+        assert store.reading(curves.read_samples)(left) == store.reading(curves.read_samples)(right)
 
 
 def test_few_statements_store_the_reports_of_many_jobs(store: Store, running: Callable[[], str]) -> None:

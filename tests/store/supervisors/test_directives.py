@@ -10,7 +10,8 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import StacksAnswer, SupervisorReports
 from shoal_service.store import Lease, Store, reporting, supervisor_links
 from shoal_service.store.errors import AttemptTokenRefused, LeaseLost
-from shoal_service.store.supervisor_links import StoredDirective, directives_of
+from shoal_service.store.hub import Topic
+from shoal_service.store.supervisor_links import StoredDirective
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -70,9 +71,9 @@ def test_who_waits_for_a_directive_is_notified_and_who_watches_the_job_is_not(
 ) -> None:
     waiting: list[str] = []
     watching: list[str] = []
-    with store.subscribe(waiting.append, directives_of(job_id)), store.subscribe(watching.append, job_id):
+    with store.subscribe(waiting.append, Topic.DIRECTIVES.narrow_to(job_id)), store.subscribe(watching.append, job_id):
         store.writing(supervisor_links.put_directive, lease.epoch)(job_id, 1, "{}")
-    assert (waiting, watching) == ([directives_of(job_id)], [])
+    assert (waiting, watching) == ([Topic.DIRECTIVES.narrow_to(job_id)], [])
 
 
 def test_an_answer_is_that_of_its_request_and_stays_while_directives_change(

@@ -138,7 +138,7 @@ def _parts(source: SourceFile, config: TextDataConfig, start: int) -> Iterator[_
 
 
 def _pieces(source: SourceFile, start: int) -> Iterator[_Part]:
-    with source.opened() as (stream, read_bytes):
+    with source.open() as (stream, read_bytes):
         offset, held = 0, b""
         if source.may_be_binary:
             held = _read(stream, _SNIFF_BYTES)
@@ -199,7 +199,7 @@ def _valid_utf8(raw: bytes, source: SourceFile, place: tuple[int, bool], config:
         first, is_row = place
         where = f"row {first:,}, offset {error.start:,}" if is_row else f"offset {first + error.start:,}"
         raise UndecodableTextError(
-            f"{source.place} is not UTF-8: byte 0x{raw[error.start]:02x} at {where} "
+            f"{source.location} is not UTF-8: byte 0x{raw[error.start]:02x} at {where} "
             f'({error.reason}). Convert the file, remove it from data.paths, or set data.encoding_errors: "replace".'
         ) from error
 
@@ -238,16 +238,16 @@ def _refuse_column(source: SourceFile, field: str, schema: Any) -> None:
             dtype = dtype.value_type
         else:
             raise BadRowError(
-                f"{source.place}: field {field!r} is missing: at {name!r} there is {dtype}. Set data.field to the path "
-                "of the text."
+                f"{source.location}: field {field!r} is missing: at {name!r} there is {dtype}. Set data.field to the "
+                "path of the text."
             )
     kind = dtype.value_type if types.is_dictionary(dtype) else dtype
     is_text = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
     if not any(test(kind) for test in is_text):
         columns = [f"{column.name} ({column.type})" for column in schema]
         raise BadRowError(
-            f"{source.place}: field {field!r} is {dtype}, not text; the columns are {listed(columns)}. Set data.field "
-            "to the column of the text."
+            f"{source.location}: field {field!r} is {dtype}, not text; the columns are {listed(columns)}. Set "
+            "data.field to the column of the text."
         )
 
 

@@ -118,7 +118,7 @@ def prepare_rows(
         "fields": list(fields),
         "settings": settings,
         "files": [
-            [(shard.place, shard.num_bytes, shard.version, shard.format) for shard in part]
+            [(shard.location, shard.num_bytes, shard.version, shard.format) for shard in part]
             for part in (train, validation)
         ],
         "rows": config.model_dump(mode="json", include={"validation_fraction", "max_examples", "bad_rows"}),

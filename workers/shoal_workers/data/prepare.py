@@ -158,7 +158,7 @@ def _describe_inputs(
         "piece_bytes": PIECE_BYTES,
         "sources": [
             (
-                *(source.place, source.num_bytes, source.version),
+                *(source.location, source.num_bytes, source.version),
                 *(source.format, source.compression or "", source.is_tab_separated),
             )
             for source in sources

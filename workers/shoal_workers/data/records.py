@@ -76,8 +76,8 @@ def records_of(source: SourceFile, fields: Sequence[str]) -> Iterator[Record | B
     """
     if source.format not in _READERS:
         raise MissingTextError(
-            f"{source.place} is read as {source.format}, and the task needs rows: JSON lines, Parquet, Arrow or CSV. "
-            "Name such files in data.paths, or set data.format."
+            f"{source.location} is read as {source.format}, and the task needs rows: JSON lines, Parquet, Arrow or "
+            "CSV. Name such files in data.paths, or set data.format."
         )
     way_out = "Name the column, or the path in it, in the keys of data that end in _field"
     for row in read_rows(source, fields, way_out):
@@ -87,7 +87,7 @@ def records_of(source: SourceFile, fields: Sequence[str]) -> Iterator[Record | B
         )
         fault = next((value for value in (row_values, *values) if isinstance(value, Fault)), None) or not_utf8(values)
         if fault is None:
-            yield Record(values, row.place, source.place)
+            yield Record(values, row.place, source.location)
         else:
             yield BadRowError(f"{row.place}: {fault.reason}. {fault.way_out}.")
 
@@ -111,7 +111,7 @@ def read_rows(
         BadRowError: the file has no such column.
         MissingTextError: the file cannot be read, or is damaged.
     """
-    with source.opened() as (stream, read_bytes):
+    with source.open() as (stream, read_bytes):
         yield from _READERS[source.format](_File(source, tuple(fields), way_out, stream, read_bytes, check), first)
 
 
@@ -171,13 +171,13 @@ class _File:
         for field, column in zip(self.fields, columns, strict=True):
             if column not in names:
                 raise BadRowError(
-                    f"{self.source.place} has no column {field!r}; it has {listed(names)}. {self.way_out}."
+                    f"{self.source.location} has no column {field!r}; it has {listed(names)}. {self.way_out}."
                 )
         return list(dict.fromkeys(columns))
 
     def damaged(self, error: object) -> MissingTextError:
         return MissingTextError(
-            f"{self.source.place} cannot be read as {self.source.format}: {error}. Write the file again, or set "
+            f"{self.source.location} cannot be read as {self.source.format}: {error}. Write the file again, or set "
             "data.format if it has another format."
         )
 
@@ -186,7 +186,7 @@ def _json_lines(file: _File, first: int) -> Iterator[Row]:
     for number, line in enumerate(file.stream, 1):
         content = line.removeprefix(_MARK).strip() if number == 1 else line.strip()
         if number > first and content:
-            yield Row(_of_json(content), number, file.read_bytes(), file.source.place, "line")
+            yield Row(_of_json(content), number, file.read_bytes(), file.source.location, "line")
 
 
 def _of_json(line: bytes) -> dict[str, Any] | Fault:
@@ -235,7 +235,7 @@ def _of_csv(file: _File, reader: Any, first: int) -> Iterator[Row]:
                 values = Fault(has, "Correct it")
         number += 1
         if number > first:
-            yield Row(values, number, file.read_bytes(), file.source.place)
+            yield Row(values, number, file.read_bytes(), file.source.location)
 
 
 def _parquet(file: _File, first: int) -> Iterator[Row]:
@@ -305,7 +305,7 @@ def _of_batches(
         for start in range(max(0, first - number), batch.num_rows, _ROWS_AT_ONCE):
             rows = batch.slice(start, _ROWS_AT_ONCE).select(list(columns)).to_pylist()
             for row_number, values in enumerate(rows, number + start + 1):
-                yield Row(values, row_number, read_bytes(row_number), file.source.place)
+                yield Row(values, row_number, read_bytes(row_number), file.source.location)
         number += batch.num_rows
 
 

@@ -78,7 +78,7 @@ def open_shard(
         MissingTextError: the file does not exist, or the suffix of its name stands for no format.
         DamagedShardError: the content violates the format.
     """
-    format = format or format_of(path.name)
+    format = format or find_shard_format(path.name)
     if format is None:
         raise MissingTextError(
             f"{path} has a name that says no format of shards ({', '.join(_SUFFIXES)}; compressed also with "
@@ -87,7 +87,7 @@ def open_shard(
     return LitDataShard(path, index) if format is ShardFormat.LITDATA else _READERS[format](path)
 
 
-def format_of(name: str) -> ShardFormat | None:
+def find_shard_format(name: str) -> ShardFormat | None:
     """Return the format for which the suffix of a file name or URL stands; None if for none."""
     path = PurePosixPath(name)
     inner = PurePosixPath(path.stem).suffix if path.suffix in COMPRESSIONS else ""

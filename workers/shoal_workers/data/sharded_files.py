@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 
 from shoal_workers.data.concatenation import locate
 from shoal_workers.data.errors import DataError, MissingTextError
-from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard, read_index
+from shoal_workers.data.shard_formats import ShardFormat, find_shard_format, open_shard, read_index
 from shoal_workers.recently_used import RecentlyUsed
 
 INDEX = "index.json"
@@ -169,7 +169,7 @@ def _of_folder(folder: Path, format: ShardFormat | None) -> list[_Found]:
 
 
 def _is_shard(path: Path) -> bool:
-    return format_of(path.name) is not None and not path.name.startswith((".", "_"))
+    return find_shard_format(path.name) is not None and not path.name.startswith((".", "_"))
 
 
 def _of_index(index: Path, format: ShardFormat | None) -> list[_Found]:

@@ -28,12 +28,12 @@ from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry, Sweep
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.transfer import loading
-from shoal_workers.snapshot_store.transfer.loading import Loaded
+from shoal_workers.snapshot_store.transfer.loading import LoadResult
 from shoal_workers.snapshot_store.transfer.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.transfer.sender import SendCost, Sender, Sending
-from shoal_workers.snapshot_store.transfer.server import PartServer, snapshot_parts_of
+from shoal_workers.snapshot_store.transfer.server import PartServer
 
-__all__ = ["LiveSlot", "Loaded", "SendCost", "SnapshotStore", "sweep_stale"]
+__all__ = ["LiveSlot", "LoadResult", "SendCost", "SnapshotStore", "sweep_stale"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +87,22 @@ class SnapshotStore:
         return self._registry.node
 
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
-        """Returns every part in this node's memory: of live and dead processes of this attempt, and copies."""
-        return snapshot_parts_of(self._registry, self._node_id)
+        """Return every complete part in this node's memory once, sorted by generation, step and rank.
+
+        They are of live and dead processes of this attempt, and copies.
+        """
+        parts = {
+            SnapshotPart(
+                generation=header.generation,
+                rank=header.rank,
+                world_size=header.world_size,
+                step=header.step,
+                num_bytes=header.num_bytes,
+                node_id=self._node_id,
+            )
+            for _, header in self._registry.parts()
+        }
+        return tuple(sorted(parts, key=lambda part: (part.generation, part.step, part.rank)))
 
     def prepare(
         self, state: Mapping[str, torch.Tensor], *, rank: int, world_size: int, owns_replicated: bool | None = None
@@ -200,7 +214,7 @@ class SnapshotStore:
         *,
         check: Callable[[], None],
         optional: Mapping[str, str] | None = None,
-    ) -> Loaded:
+    ) -> LoadResult:
         """Fills `state` in place, from any layout into any other, without collectives. `optional`: tensors that the
         snapshot may lack, as for `plan_needed`.
 
@@ -211,7 +225,7 @@ class SnapshotStore:
             state,
             source,
             registry=self._registry,
-            mapped=lambda fd, num_bytes: self._peer_maps.find(fd, num_bytes, self._live.files),
+            find_map=lambda fd, num_bytes: self._peer_maps.find(fd, num_bytes, self._live.files),
             node_id=self._node_id,
             key=self._key,
             check=check,

@@ -35,7 +35,7 @@ from shoal_workers.contract.hugging_face import TOKENIZER_NAME
 from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, TextFormat
 from shoal_workers.data.errors import DataError, MissingTextError, TokenizerError
 from shoal_workers.data.records import Fault, not_utf8, read_rows
-from shoal_workers.data.sources import format_of, local_source
+from shoal_workers.data.sources import choose_format, make_local_source
 from shoal_workers.data.tokenizer import JsonTokenizer, load_with_transformers
 
 _ANSWERING = "assistant"
@@ -78,8 +78,8 @@ def rows_in(files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], str]]:
     """Each row of the files, and where it stands. A file whose name says nothing is JSON lines. DataError: a file is
     damaged, or a row cannot be read."""
     for file in files:
-        is_plain = format_of(file.name, TextFormat.AUTO) is TextFormat.TEXT
-        source = local_source(file, chosen=TextFormat.JSONL if is_plain else TextFormat.AUTO)
+        is_plain = choose_format(file.name, TextFormat.AUTO) is TextFormat.TEXT
+        source = make_local_source(file, configured=TextFormat.JSONL if is_plain else TextFormat.AUTO)
         is_empty = True
         for row in read_rows(source, (), ""):
             is_empty = False

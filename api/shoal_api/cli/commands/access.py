@@ -17,7 +17,7 @@ import typer
 from pydantic import ValidationError
 
 from shoal_api.cli.errors import CliError, ExitCode
-from shoal_api.cli.render.accounts import audit_table, is_valid, tokens_table
+from shoal_api.cli.render.accounts import is_valid, render_audit, render_tokens
 from shoal_api.cli.session import Session, command
 from shoal_api.client import Client
 from shoal_api.client.credentials import forget_token, store_token
@@ -83,7 +83,7 @@ def audit(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="The newest ones.")] = 50,
 ) -> None:
     """Show who changed what through the API, and from where. Newest first."""
-    session.show(session.client.audit(job_id=job, actor=actor, limit=limit).items, audit_table)
+    session.show(session.client.audit(job_id=job, actor=actor, limit=limit).items, render_audit)
 
 
 @command()
@@ -150,7 +150,7 @@ def list_tokens(
     """List your tokens: what they may do, when they end and were used last. An admin sees those of all."""
     now = time.time()
     tokens = [token for token in session.client.tokens() if ended or is_valid(token, now)]
-    session.show(tokens, tokens_table(tokens, now))
+    session.show(tokens, render_tokens(tokens, now))
 
 
 @command()

@@ -18,11 +18,11 @@ from shoal_api.cli.commands.several import JobSelection, change_each
 from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import JobArgument, WhereOption, YesFlag, given
 from shoal_api.cli.render.jobs import (
-    change_page,
-    checkpoints_table,
     describe_alert,
     job_line,
     next_workers,
+    render_change,
+    render_checkpoints,
     verification_line,
 )
 from shoal_api.cli.session import Session, command
@@ -97,7 +97,7 @@ def pin(
     job_id = session.job_id(job)
     name = _find_checkpoint(session, job_id, step, "pinned" if undo else "committed").name
     change = session.client.unpin_checkpoint if undo else session.client.pin_checkpoint
-    session.show(change(job_id, name), lambda checkpoint: checkpoints_table([checkpoint]))
+    session.show(change(job_id, name), lambda checkpoint: render_checkpoints([checkpoint]))
 
 
 @command()
@@ -121,7 +121,7 @@ def delete_checkpoint(session: Session, job: JobArgument, step: StepArgument, ye
     if not yes:
         session.confirm(f"Delete {checkpoint.url} ({size_text(checkpoint.bytes)})? This cannot be undone.")
     session.show(
-        session.client.delete_checkpoint(job_id, checkpoint.name), lambda checkpoint: checkpoints_table([checkpoint])
+        session.client.delete_checkpoint(job_id, checkpoint.name), lambda checkpoint: render_checkpoints([checkpoint])
     )
 
 
@@ -165,7 +165,7 @@ def _patch(session: Session, reference: str, patch: JobPatch) -> None:
             layout, reason = choice.name, choice.reason
         except ApiError as error:
             reason = str(error)  # the change is accepted; only its prediction is missing
-    session.show(view, lambda job: change_page(job, layout, reason))
+    session.show(view, lambda job: render_change(job, layout, reason))
 
 
 @command()

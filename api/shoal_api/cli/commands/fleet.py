@@ -17,10 +17,10 @@ from shoal_api.cli.commands.control import ChangesArgument, parse_changes
 from shoal_api.cli.errors import CliError, ExitCode, refuse_with
 from shoal_api.cli.options import JobArgument, given
 from shoal_api.cli.output import complete_file
-from shoal_api.cli.render.accounts import tokens_table
-from shoal_api.cli.render.fleet import clusters_table, nodes_table
+from shoal_api.cli.render.accounts import render_tokens
+from shoal_api.cli.render.fleet import render_clusters, render_nodes
 from shoal_api.cli.render.jobs import job_line
-from shoal_api.cli.render.queue import projects_table, queue_page, usage_table, users_table
+from shoal_api.cli.render.queue import render_projects, render_queue, render_usage, render_users
 from shoal_api.cli.session import Session, command
 from shoal_service.core.goodput import Period
 from shoal_service.core.quantities import count_text
@@ -35,7 +35,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the c
 @command()
 def list_clusters(session: Session) -> None:
     """List the clusters: whether they answer, what they have and what is free, jobs, labels."""
-    session.show(session.client.clusters(), clusters_table)
+    session.show(session.client.clusters(), render_clusters)
 
 
 @command()
@@ -45,13 +45,13 @@ def cordon_cluster(
     reason: Annotated[str, typer.Option("--reason", help="Shown with the cluster.")] = "cordon requested",
 ) -> None:
     """Start no job in a cluster and add no worker; those that are there stay."""
-    session.show(session.client.cordon_cluster(name, reason=reason), lambda cluster: clusters_table([cluster]))
+    session.show(session.client.cordon_cluster(name, reason=reason), lambda cluster: render_clusters([cluster]))
 
 
 @command()
 def uncordon(session: Session, name: NameArgument) -> None:
     """End the cordon of a cluster."""
-    session.show(session.client.uncordon_cluster(name), lambda cluster: clusters_table([cluster]))
+    session.show(session.client.uncordon_cluster(name), lambda cluster: render_clusters([cluster]))
 
 
 @command()
@@ -59,7 +59,7 @@ def label(session: Session, name: NameArgument, changes: ChangesArgument = None)
     """Change labels of a cluster, which its nodes have too: `shoal clusters label west region=eu draft-`."""
     labels = parse_changes("clusters label", changes or [])
     cluster = session.client.label_cluster(name, labels) if labels else session.client.joined_cluster(name)
-    session.show(cluster, lambda cluster: clusters_table([cluster]))
+    session.show(cluster, lambda cluster: render_clusters([cluster]))
 
 
 @command()
@@ -78,7 +78,7 @@ def remove(
 @command()
 def tokens(session: Session, name: NameArgument) -> None:
     """List the tokens of a cluster, also those that have ended. `shoal token create --cluster` makes one."""
-    session.show(session.client.cluster_tokens(name), lambda tokens: tokens_table(tokens, time.time()))
+    session.show(session.client.cluster_tokens(name), lambda tokens: render_tokens(tokens, time.time()))
 
 
 @command()
@@ -150,7 +150,7 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id, unique be
 @command()
 def nodes(session: Session) -> None:
     """List the nodes of the cluster: resources, and which are drained or on probation."""
-    session.show(session.client.nodes(), nodes_table)
+    session.show(session.client.nodes(), render_nodes)
 
 
 @command()
@@ -170,10 +170,10 @@ def drain(
     node_id = match_node(node, session.client.nodes()).node_id
     if undo:
         refuse_with("--undo", deadline_s=deadline_s is not None, reason=reason)
-        session.show(session.client.undo_drain(node_id), lambda node: nodes_table([node]))
+        session.show(session.client.undo_drain(node_id), lambda node: render_nodes([node]))
     else:
         drained = session.client.drain(node_id, deadline_s=deadline_s, **given(reason=reason))
-        session.show(drained, lambda node: nodes_table([node]))
+        session.show(drained, lambda node: render_nodes([node]))
 
 
 @command()
@@ -186,7 +186,7 @@ def cordon(
     """Place no new worker on a node; the workers that are there stay."""
     node_id = match_node(node, session.client.nodes()).node_id
     view = session.client.undo_cordon(node_id) if undo else session.client.cordon(node_id, reason=reason)
-    session.show(view, lambda node: nodes_table([node]))
+    session.show(view, lambda node: render_nodes([node]))
 
 
 def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:
@@ -237,7 +237,7 @@ def queue(
             update={"items": items[:limit], "num_queued": len(items), "held_back": held_back[:limit]}
         )
     holders = {holder for job in view.items if job.place is not None for holder in job.place.holders}
-    session.show(view, lambda queue: queue_page(queue, time.time(), session.job_names(holders)))
+    session.show(view, lambda queue: render_queue(queue, time.time(), session.job_names(holders)))
 
 
 @command()
@@ -253,7 +253,7 @@ def usage(
     """Show the worker hours of projects by week or month, without time in the queue. Deleted jobs are not counted."""
     if csv is None:
         rows = session.client.usage(by=by, periods=periods, project=project)
-        session.show(rows, lambda rows: usage_table(rows, by, project))
+        session.show(rows, lambda rows: render_usage(rows, by, project))
     elif str(csv) == "-":
         session.client.export_usage(sys.stdout.buffer, by=by, periods=periods, project=project)
     else:
@@ -279,7 +279,7 @@ def priority(
 @command()
 def list_quotas(session: Session) -> None:
     """List the projects: their quotas, and what they use."""
-    session.show(session.client.projects(), projects_table)
+    session.show(session.client.projects(), render_projects)
 
 
 @command()
@@ -305,7 +305,7 @@ def set_quota(
     if parent is not None:
         changes["parent"] = None if parent == _NONE else parent
     rules = _merge_rules(ProjectRules, session.client.projects(), project, changes)
-    session.show(session.client.set_project(project, rules), lambda project: projects_table([project]))
+    session.show(session.client.set_project(project, rules), lambda project: render_projects([project]))
 
 
 @command()
@@ -341,7 +341,7 @@ def _merge_rules(
 @command()
 def list_users(session: Session) -> None:
     """List the users: the limits that apply, and what they have."""
-    session.show(session.client.users(), users_table)
+    session.show(session.client.users(), render_users)
 
 
 @command()
@@ -354,7 +354,7 @@ def set_user(
     """Limit the jobs of a user. What is not given stays as it is."""
     limits = _parse_limits(max_running=max_running, max_queued=max_queued)
     rules = _merge_rules(UserRules, session.client.users(), user, limits)
-    session.show(session.client.set_user(user, rules), lambda user: users_table([user]))
+    session.show(session.client.set_user(user, rules), lambda user: render_users([user]))
 
 
 @command()

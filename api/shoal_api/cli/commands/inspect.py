@@ -21,17 +21,24 @@ from shoal_api.cli.options import JobArgument
 from shoal_api.cli.output import complete_file
 from shoal_api.cli.render.accounts import (
     find,
-    goodput_page,
     incident_name,
-    incident_page,
-    incidents_table,
-    parity_page,
-    profile_page,
-    profiles_table,
-    stacks_page,
+    render_goodput,
+    render_incident,
+    render_incidents,
+    render_parity,
+    render_profile,
+    render_profiles,
+    render_stacks,
 )
-from shoal_api.cli.render.fleet import cluster_page, rows_that_fit, top_page, webhooks_table
-from shoal_api.cli.render.jobs import checkpoints_table, fields_table, job_page, jobs_table, no_match, workers_table
+from shoal_api.cli.render.fleet import render_cluster, render_top, render_webhooks, rows_that_fit
+from shoal_api.cli.render.jobs import (
+    no_match,
+    render_checkpoints,
+    render_fields,
+    render_job,
+    render_jobs,
+    render_workers,
+)
 from shoal_api.cli.render.progress import event_text, style
 from shoal_api.cli.render.terminal import clock
 from shoal_api.cli.session import Session, command
@@ -103,7 +110,7 @@ def jobs(
     )
     if fields:
         refuse_with("--fields", **query, csv=csv, parquet=parquet, limit=limit)
-        session.show(session.client.job_fields(), fields_table)
+        session.show(session.client.job_fields(), render_fields)
         return
     files = {format: path for format, path in (("csv", csv), ("parquet", parquet)) if path is not None}
     for format, path in files.items():
@@ -113,7 +120,7 @@ def jobs(
     names = [name.strip() for name in columns.split(",") if name.strip()]
     matches = list(session.client.jobs(**query, limit=limit or _DEFAULT_LIMIT))
     if matches or session.output.as_json or not any((state, project, user, label, search, where)):
-        session.show(matches, lambda jobs: jobs_table(jobs, time.time(), names))
+        session.show(matches, lambda jobs: render_jobs(jobs, time.time(), names))
     else:
         num_jobs = session.client.overview_of_all(limit=1).total
         session.show(matches, no_match(num_jobs, where, session.client.job_fields(), time.time()))
@@ -150,7 +157,7 @@ def show(
         return
     series, several = session.client.series(job_id), len(session.client.clusters()) > 1
     names = session.job_names(view.queue.holders if view.queue is not None else ())
-    session.show(view, job_page(view, series, time.time(), several_clusters=several, names=names))
+    session.show(view, render_job(view, series, time.time(), several_clusters=several, names=names))
 
 
 @command()
@@ -199,19 +206,19 @@ def events(session: Session, job: JobArgument, follow: FollowFlag = False) -> No
 @command()
 def workers(session: Session, job: JobArgument) -> None:
     """List the workers of a job: rank, node, pid, phase."""
-    session.show(session.client.workers(session.job_id(job)), workers_table)
+    session.show(session.client.workers(session.job_id(job)), render_workers)
 
 
 @command()
 def checkpoints(session: Session, job: JobArgument) -> None:
     """List the checkpoints of a job."""
-    session.show(session.client.checkpoints(session.job_id(job)), checkpoints_table)
+    session.show(session.client.checkpoints(session.job_id(job)), render_checkpoints)
 
 
 @command()
 def cluster(session: Session) -> None:
     """Show the nodes of the cluster, and what is free."""
-    session.show(session.client.cluster(), cluster_page)
+    session.show(session.client.cluster(), render_cluster)
 
 
 @command()
@@ -223,7 +230,7 @@ def webhooks(
 ) -> None:
     """Show what webhooks have delivered, and which receivers fail."""
     hooks = session.client.webhooks(None if job is None else session.job_id(job))
-    session.show(hooks, lambda hooks: webhooks_table(hooks, time.time()))
+    session.show(hooks, lambda hooks: render_webhooks(hooks, time.time()))
 
 
 def _parse_states(names: list[str]) -> list[JobState]:
@@ -260,16 +267,16 @@ def incidents(
     """List the failures of a job and what each one cost. With ID: one incident and the duration of its phases."""
     incidents = session.client.incidents(session.job_id(job))
     if incident is None:
-        session.show(incidents, incidents_table)
+        session.show(incidents, render_incidents)
     else:
-        session.show(_find_incident(incidents, incident), incident_page)
+        session.show(_find_incident(incidents, incident), render_incident)
 
 
 @command()
 def goodput(session: Session, job: JobArgument) -> None:
     """Show which share of the workers' time was productive, and how the rest was spent."""
     view = session.client.job(session.job_id(job))
-    session.show(view.status.goodput or Goodput(), goodput_page(view, time.time()))
+    session.show(view.status.goodput or Goodput(), render_goodput(view, time.time()))
 
 
 @command()
@@ -288,7 +295,7 @@ def parity(
     as_json = session.output.as_json
     report = session.client.parity(*ids, tolerance=tolerance, max_points=0 if as_json else _NUM_POINTS)
     series = [] if as_json else [session.client.series(job_id, max_points=_NUM_POINTS) for job_id in ids]
-    session.show(report, lambda report: parity_page(report, series))
+    session.show(report, lambda report: render_parity(report, series))
     if not report.within_tolerance:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -356,7 +363,7 @@ def top(
     """Show the jobs that have not ended, live. Ctrl-C ends it."""
     if once or not session.output.live:
         jobs, cluster = _read(session)
-        session.show({"jobs": jobs, "cluster": cluster}, top_page(jobs, cluster, time.time(), _MAX_JOBS))
+        session.show({"jobs": jobs, "cluster": cluster}, render_top(jobs, cluster, time.time(), _MAX_JOBS))
     else:
         _show_live(session, every)
 
@@ -371,7 +378,7 @@ def stacks(
     ] = False,
 ) -> None:
     """Show the Python stacks of all ranks now, clustered by equal ones; also of a rank that hangs or is stopped."""
-    session.show(session.client.stacks(session.job_id(job), rank=rank, native=native), stacks_page)
+    session.show(session.client.stacks(session.job_id(job), rank=rank, native=native), render_stacks)
 
 
 @command()
@@ -410,7 +417,7 @@ def profiles(
     if number is not None:
         _show_profile(session, job_id, session.client.profile(job_id, number), out)
     else:
-        session.show(session.client.profiles(job_id), profiles_table)
+        session.show(session.client.profiles(job_id), render_profiles)
 
 
 def _show_profile(session: Session, job_id: str, view: ProfileView, out: Path | None) -> None:
@@ -421,7 +428,7 @@ def _show_profile(session: Session, job_id: str, view: ProfileView, out: Path | 
     for name, path in paths.items():
         with complete_file(path, parents=True) as file:
             session.client.save_profile_file(job_id, view.number, name, file)
-    session.show(view, profile_page)
+    session.show(view, render_profile)
     for path in paths.values():
         session.output.say(f"{path}: {path.stat().st_size:,} bytes")
 
@@ -431,7 +438,7 @@ def _show_live(session: Session, every_s: float) -> None:
         while True:
             try:
                 console = session.output.stdout
-                page = top_page(*_read(session), time.time(), rows_that_fit(console.width, console.height))
+                page = render_top(*_read(session), time.time(), rows_that_fit(console.width, console.height))
                 live.update(page, refresh=True)
             except (Disconnected, ServerError) as error:
                 live.update(Text(f"the server does not answer ({error}); trying again ...", "yellow"), refresh=True)

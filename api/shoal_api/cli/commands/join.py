@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.session import Session, command
-from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherit_environment
 from shoal_service.clusters.wire import COMMAND, GatewayConfig
 from shoal_service.home import Home
 from shoal_workers.contract import check_labels
@@ -121,4 +121,4 @@ def _become(config: GatewayConfig, environment: Mapping[str, str]) -> None:
         file.write(config.model_dump_json().encode() + b"\n")
     os.lseek(memory, 0, os.SEEK_SET)
     os.dup2(memory, 0)
-    os.execve(COMMAND[0], COMMAND, {**CLUSTER_ENVIRONMENT, **inherited(environment, keep_ray_access=True)})
+    os.execve(COMMAND[0], COMMAND, {**CLUSTER_ENVIRONMENT, **inherit_environment(environment, keep_ray_access=True)})

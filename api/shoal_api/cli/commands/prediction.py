@@ -15,8 +15,8 @@ from rich.progress import Progress as Bar
 
 from shoal_api.cli.errors import CliError, ExitCode, reading
 from shoal_api.cli.options import SetOption, SpecArgument, given
-from shoal_api.cli.render.plan import plan_page, profile_page
-from shoal_api.cli.render.simulation import Simulated, documents, simulation_page
+from shoal_api.cli.render.plan import render_hardware_profile, render_plan
+from shoal_api.cli.render.simulation import Simulated, documents, render_simulation
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import load_spec
 from shoal_service.control.planning import PlanRequest, answer, load_profiles, measure_profile, save_profile
@@ -76,7 +76,7 @@ def plan(
     racks = _parse_racks(nodes) if nodes is not None else ()
     request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top, racks=racks, compare=compare)
     plan = answer(request, load_profiles(load_settings(**given(state_dir=state_dir)).state_dir))
-    session.show(plan, plan_page)
+    session.show(plan, render_plan)
     if plan.ranking.num_layouts and not plan.ranking.num_fitting:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -96,7 +96,7 @@ def profile(
     """Measure this machine for the planner: arithmetic, memory, communication. Run nothing else on it meanwhile."""
     measured = measure_profile(name=name, max_processes=processes, seconds=seconds, report=session.output.say)
     path = save_profile(load_settings(**given(state_dir=state_dir)).state_dir, measured)
-    session.show(measured, lambda profile: profile_page(profile, str(path)))
+    session.show(measured, lambda profile: render_hardware_profile(profile, str(path)))
 
 
 def _parse_racks(nodes: str) -> tuple[tuple[int, ...], ...]:
@@ -164,7 +164,7 @@ def simulate(
     with _progress(session, len(jobs.jobs)) as progress:
         run = replay(jobs.jobs, decide, market, progress=progress)
     result = Simulated("shoal", run, measure(run, market))
-    page = simulation_page(jobs, market, [result], restart_costs=restart_costs)
+    page = render_simulation(jobs, market, [result], restart_costs=restart_costs)
     session.show(documents(jobs, market, [result]), page)
     if result.metrics.num_unfinished:
         raise typer.Exit(ExitCode.FAILED)

@@ -14,9 +14,9 @@ from shoal_api.cli.follow import follow_job
 from shoal_api.cli.options import DEFAULT_URL, JobArgument, SetOption
 from shoal_api.cli.program import Program, code_directory, make_spec, parse_workers, read_program
 from shoal_api.cli.program_findings import is_loop, read_ray_train, refuse_function_as_task
-from shoal_api.cli.render.jobs import job_line, job_page
+from shoal_api.cli.render.jobs import job_line, render_job
 from shoal_api.cli.render.progress import screen_for
-from shoal_api.cli.render.queue import dry_run_page
+from shoal_api.cli.render.queue import render_dry_run
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import apply_overrides, complete, load_spec
 from shoal_service.control.code_archive import CodeArchive
@@ -114,7 +114,7 @@ def submit(
     if dry_run:
         refuse_with("--dry-run", follow=follow, wait=wait)
         result = session.client.dry_run(document, on_packed=_size_reporter(session, document))
-        session.show(result, lambda result: dry_run_page(result, time.time()))
+        session.show(result, lambda result: render_dry_run(result, time.time()))
         return
     job = session.client.submit(document, on_packed=_size_reporter(session, document))
     if not follow and not wait:
@@ -241,7 +241,7 @@ def _show_until_end(session: Session, job_id: str, *, follow: bool) -> None:
         session.output.line(job, "")
     else:
         series = [] if session.output.as_json else session.client.series(job.id)
-        session.show(job, lambda job: job_page(job, series, time.time()))
+        session.show(job, lambda job: render_job(job, series, time.time()))
     if job.status.state in (JobState.FAILED, JobState.CANCELLED):
         raise typer.Exit(ExitCode.FAILED)
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import YesFlag, given
-from shoal_api.cli.render.jobs import sweep_table
+from shoal_api.cli.render.jobs import render_sweep
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import load_spec
 from shoal_service.control.submission import expand_jobs, expand_specs, fill_name
@@ -197,7 +197,7 @@ def _show_or_stop(session: Session, verb: str, name: str | None, project: str | 
         raise CliError(f"the projects {projects} have a sweep {name!r}", hint="choose one with --project")
     [sweep] = sweeps
     if verb == "show":
-        session.show(session.client.sweep(sweep.project, name).jobs, sweep_table)
+        session.show(session.client.sweep(sweep.project, name).jobs, render_sweep)
         return
     if not yes and not session.output.as_json and sys.stdin.isatty():
         session.confirm(f"Cancel the jobs of the sweep {name} that have not ended?")

@@ -63,13 +63,13 @@ _ALWAYS = frozenset(list(_STEP_TIME)[:5])
 _PROFILE_STYLE = {ProfileState.REQUESTED: "cyan", ProfileState.DONE: "green", ProfileState.FAILED: "red"}
 
 
-def goodput_page(job: JobView, now: float) -> list[Any]:
+def render_goodput(job: JobView, now: float) -> list[Any]:
     goodput = _with_the_queue(job, now)
     head = Text.assemble((job.name, "bold"), f"  {job.id}  ", (job.status.state, STATE_STYLE[job.status.state]))
     if goodput is None or goodput.total <= 0:
         return [head, Text("no worker-second is booked yet", style="dim")]
     parts = [Part(c, goodput.seconds.get(c, 0.0), style) for c, (style, _) in _WORKER_TIME.items()]
-    lines = [head, _summary(goodput), bar(parts, _WIDTH), _goodput_table(goodput)]
+    lines = [head, _summary(goodput), bar(parts, _WIDTH), _render_categories(goodput)]
     if goodput.at is not None and not job.status.state.ended:
         lines.append(Text(f"booked up to {clock(goodput.at)}", style="dim"))
     return lines
@@ -95,7 +95,7 @@ def _summary(goodput: Goodput) -> Text:
     return text
 
 
-def _goodput_table(goodput: Goodput) -> Any:
+def _render_categories(goodput: Goodput) -> Any:
     table = new_table("", "category", ">worker time", ">share", "")
     for category, (style, meaning) in _WORKER_TIME.items():
         amount = goodput.seconds.get(category, 0.0)
@@ -113,7 +113,7 @@ def _percent(amount: float, total: float) -> str:
     return f"{100 * amount / total:.1f} %"
 
 
-def incidents_table(incidents: Sequence[IncidentView]) -> RenderableType:
+def render_incidents(incidents: Sequence[IncidentView]) -> RenderableType:
     return make_table(
         (
             "id",
@@ -150,7 +150,7 @@ def incidents_table(incidents: Sequence[IncidentView]) -> RenderableType:
     )
 
 
-def incident_page(incident: IncidentView) -> list[Any]:
+def render_incident(incident: IncidentView) -> list[Any]:
     title = (f"incident {incident_name(incident)}", "bold")
     head = Text.assemble(title, "  ", (incident.cause, "red"), f"  {incident.message}")
     facts = facts_grid(
@@ -171,7 +171,7 @@ def incident_page(incident: IncidentView) -> list[Any]:
             ("bound", "" if incident.node_loss is None else incident.node_loss.words()),
         ]
     )
-    stacks = [Text(""), *stacks_page(incident.stacks)] if incident.stacks is not None else []
+    stacks = [Text(""), *render_stacks(incident.stacks)] if incident.stacks is not None else []
     return [head, facts, *_timeline(incident), *stacks]
 
 
@@ -211,7 +211,7 @@ def _workers(incident: IncidentView) -> str:
     return f"{incident.from_workers} -> {'?' if incident.to_workers is None else incident.to_workers}"
 
 
-def stacks_page(stacks: Stacks) -> list[Any]:
+def render_stacks(stacks: Stacks) -> list[Any]:
     """Return one line that says where the ranks are, then each cluster with its frames, innermost first."""
     page: list[Any] = [Text(stacks.summary or "no worker is warm", style="bold")]
     page.append(Text(f"{clock(stacks.at)}, generation {stacks.generation}, {stacks.reason}", style="dim"))
@@ -226,7 +226,7 @@ def stacks_page(stacks: Stacks) -> list[Any]:
     return page
 
 
-def profile_page(view: ProfileView) -> list[Any]:
+def render_profile(view: ProfileView) -> list[Any]:
     """Return one line about the profile, then the table of its steps, then its files."""
     head = Text.assemble((f"profile {view.number}", "bold"), f"  rank {view.rank}  ", _profile_state(view))
     if view.state is not ProfileState.DONE or not view.times:
@@ -235,7 +235,7 @@ def profile_page(view: ProfileView) -> list[Any]:
     taken = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
     lines = [head, Text(f"{taken}, {duration_text(view.step_s)} each, generation {view.generation}")]
     lines.append(bar([Part(c, view.mean_s(c), style) for c, (style, _) in _STEP_TIME.items()], _WIDTH))
-    page: list[Any] = [*lines, _profile_table(view)]
+    page: list[Any] = [*lines, _render_categories_of_step(view)]
     if view.peak_bytes is not None:
         page.append(Text(f"tensors took {size_text(view.peak_bytes)} at most (on a CPU: beyond those before)"))
     page.append(Text(f"training was held up for {duration_text(view.held_s)}", style="dim"))
@@ -245,7 +245,7 @@ def profile_page(view: ProfileView) -> list[Any]:
     return page
 
 
-def profiles_table(views: Sequence[ProfileView]) -> RenderableType:
+def render_profiles(views: Sequence[ProfileView]) -> RenderableType:
     return make_table(
         (">number", "state", ">rank", "steps", ">s per step", ">compute", ">communication", "requested", ""),
         [
@@ -274,7 +274,7 @@ def _profile_state(view: ProfileView) -> Text:
     return Text(view.state, style=_PROFILE_STYLE[view.state])
 
 
-def _profile_table(view: ProfileView) -> RenderableType:
+def _render_categories_of_step(view: ProfileView) -> RenderableType:
     times = view.times[:6]
     return make_table(
         ("", "category", ">mean", ">share", *(f">step {step.step}" for step in times), "what it is"),
@@ -293,7 +293,7 @@ def _profile_table(view: ProfileView) -> RenderableType:
     )
 
 
-def parity_page(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> list[Any]:
+def render_parity(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> list[Any]:
     """Compare two jobs. `series` has the points of the job, and those of the job that it is compared with."""
     parts: list[Any] = [_verdict(report), _numbers(report)]
     if report.steps_compared:
@@ -372,7 +372,7 @@ def is_valid(token: TokenView, now: float) -> bool:
     return token.revoked_at is None and (token.expires_at is None or now < token.expires_at)
 
 
-def tokens_table(tokens: Sequence[TokenView], now: float) -> RenderableType:
+def render_tokens(tokens: Sequence[TokenView], now: float) -> RenderableType:
     """Return a table with one row per token, in the given order."""
     return make_table(
         ("id", "name", "role", "for", "ends", "last use", "made by"),
@@ -391,7 +391,7 @@ def tokens_table(tokens: Sequence[TokenView], now: float) -> RenderableType:
     )
 
 
-def audit_table(events: Sequence[AuditEvent]) -> RenderableType:
+def render_audit(events: Sequence[AuditEvent]) -> RenderableType:
     """Return a table with one row per event, in the given order."""
     return make_table(
         ("time", "who", "role", "token", "from", "what", "job", "outcome"),

@@ -36,11 +36,11 @@ _WIDE = 150
 _LINES_IF_NARROW = 3
 
 
-def top_page(jobs: Sequence[JobSummary], cluster: ClusterView, now: float, max_rows: int = 50) -> RenderableType:
+def render_top(jobs: Sequence[JobSummary], cluster: ClusterView, now: float, max_rows: int = 50) -> RenderableType:
     """Return the page of `shoal top`. `jobs` are those that have not ended."""
     rows = sorted(jobs, key=lambda job: (_ORDER.index(job.state), job.queue_position or 0, -job.created_at))
     page: list[RenderableType] = [_top_head(jobs, cluster, now), Text("")]
-    page.append(_top_table(rows[:max_rows]) if rows else Text("no job is active; `shoal submit SPEC` starts one"))
+    page.append(_render_jobs_now(rows[:max_rows]) if rows else Text("no job is active; `shoal submit SPEC` starts one"))
     if len(rows) > max_rows:
         page.append(Text(f"and {count_text(len(rows) - max_rows, 'more job')}", style="dim"))
     return Group(*page)
@@ -80,7 +80,7 @@ def fleet_goodput(jobs: Sequence[JobSummary]) -> float | None:
     return sum(ratio * workers for ratio, workers in known) / total if total else None
 
 
-def _top_table(jobs: Sequence[JobSummary]) -> RenderableType:
+def _render_jobs_now(jobs: Sequence[JobSummary]) -> RenderableType:
     several = in_several_clusters(jobs)
     return make_table(
         (
@@ -128,7 +128,7 @@ def _share(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.1%}"
 
 
-def clusters_table(clusters: Sequence[ClusterSummary]) -> RenderableType:
+def render_clusters(clusters: Sequence[ClusterSummary]) -> RenderableType:
     has_gpus = any(cluster.gpus_total for cluster in clusters)
     return make_table(
         ("cluster", "state", ">nodes", ">CPUs free", *([">GPUs free"] if has_gpus else []), ">jobs", "labels", "why"),
@@ -149,15 +149,15 @@ def clusters_table(clusters: Sequence[ClusterSummary]) -> RenderableType:
     )
 
 
-def cluster_page(cluster: ClusterView) -> list[Any]:
+def render_cluster(cluster: ClusterView) -> list[Any]:
     head = Text("connected" if cluster.connected else "not connected", style="green" if cluster.connected else "red")
     head.append(f"  {cluster.address}", style="dim")
     free = f"CPUs {cluster.cpus_free:g} of {cluster.cpus_total:g} free"
     if cluster.gpus_total:
         free += f", GPUs {cluster.gpus_free:g} of {cluster.gpus_total:g} free"
     owner = Text(f"control plane {cluster.owner}, epoch {cluster.epoch}", style="dim")
-    several = [clusters_table(cluster.clusters), Text("")] if len(cluster.clusters) > 1 else []
-    return [head, Text(free), owner, *several, nodes_table(cluster.nodes)]
+    several = [render_clusters(cluster.clusters), Text("")] if len(cluster.clusters) > 1 else []
+    return [head, Text(free), owner, *several, render_nodes(cluster.nodes)]
 
 
 def _cluster_state(cluster: ClusterSummary) -> Text:
@@ -173,7 +173,7 @@ def _why_away(cluster: ClusterSummary) -> str:
     return "; ".join(filter(None, (cluster.why_away, silent, cordoned)))
 
 
-def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
+def render_nodes(nodes: Sequence[NodeView]) -> RenderableType:
     """Return a table of the nodes, ordered by cluster if there are several."""
     several = len({node.cluster for node in nodes}) > 1
     return make_table(
@@ -217,7 +217,7 @@ def _use_of_others(node: NodeView) -> str:
     return f"{amounts} reserved by others" if amounts else ""
 
 
-def webhooks_table(hooks: Sequence[WebhookView], now: float) -> RenderableType:
+def render_webhooks(hooks: Sequence[WebhookView], now: float) -> RenderableType:
     """Return a table with one line per hook, as of the time `now`."""
     return make_table(
         ("hook", "job", "receiver", "events", ">delivered", ">given up", "state"),

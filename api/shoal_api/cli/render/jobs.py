@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.queue import place_text
+from shoal_api.cli.render.queue import describe_place
 from shoal_api.cli.render.terminal import (
     NOT_REPORTED,
     STATE_STYLE,
@@ -90,7 +90,7 @@ def _suggest(name: str, family: str, existing: Sequence[str]) -> str:
     return f"; {_FAMILIES[family]} are {', '.join(existing[:_MAX_NAMES])}"
 
 
-def jobs_table(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = ()) -> RenderableType:
+def render_jobs(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = ()) -> RenderableType:
     """Return the jobs, with id, name, state and `columns`; without `columns` with the usual ones."""
     if not jobs:
         return Text(_NO_JOBS, style="dim")
@@ -163,11 +163,11 @@ def in_several_clusters(jobs: Iterable[JobSummary]) -> bool:
     return len({job.cluster for job in jobs if job.cluster}) > 1
 
 
-def fields_table(fields: Sequence[JobField]) -> RenderableType:
+def render_fields(fields: Sequence[JobField]) -> RenderableType:
     return make_table(("name", "kind", "meaning"), [(field.name, field.kind, field.meaning) for field in fields])
 
 
-def workers_table(workers: Iterable[WorkerView]) -> RenderableType:
+def render_workers(workers: Iterable[WorkerView]) -> RenderableType:
     return make_table(
         (">rank", "worker", "state", "phase", ">step", ">generation", ">pid", "node"),
         [
@@ -186,7 +186,7 @@ def workers_table(workers: Iterable[WorkerView]) -> RenderableType:
     )
 
 
-def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> RenderableType:
+def render_checkpoints(checkpoints: Sequence[CheckpointView]) -> RenderableType:
     return make_table(
         (">step", "state", ">size", ">took", ">stall", ">workers", "committed", "url"),
         [
@@ -245,7 +245,7 @@ def describe_alert(alert: AlertView) -> str:
     return f"{alert.condition}: {'since' if alert.holds else 'not now, last at'} step {alert.step}"
 
 
-def sweep_table(jobs: Sequence[FleetJob]) -> RenderableType:
+def render_sweep(jobs: Sequence[FleetJob]) -> RenderableType:
     """Return the jobs of a sweep with the values that differ between them."""
     names = sorted({name for job in jobs for name in job.labels if name != "sweep"})
     differ = [name for name in names if len({job.labels.get(name) for job in jobs}) > 1] or names
@@ -267,7 +267,7 @@ def sweep_table(jobs: Sequence[FleetJob]) -> RenderableType:
     )
 
 
-def job_page(
+def render_job(
     job: JobView,
     series: Sequence[SeriesPoint],
     now: float,
@@ -296,7 +296,7 @@ def job_page(
         ("message", status.message),
         ("cluster", _cluster(job) if several_clusters else ""),
         ("waiting", _waiting(job, now)),
-        ("queue", place_text(job.queue, now, names or {}) if job.queue is not None else ""),
+        ("queue", describe_place(job.queue, now, names or {}) if job.queue is not None else ""),
         ("finish by", clock(job.spec.finish_by) if job.spec.finish_by is not None else ""),
         ("note", status.note),
         ("created", clock(job.created_at)),
@@ -485,7 +485,7 @@ def next_workers(job: JobView) -> int:
     return max(elastic.min_workers, min(granted or job.status.workers, elastic.max_workers))
 
 
-def change_page(job: JobView, layout: str, reason: str) -> str:
+def render_change(job: JobView, layout: str, reason: str) -> str:
     """Say what the changed spec will do to its job: workers and layout before and after.
 
     Args:

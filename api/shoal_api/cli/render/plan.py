@@ -37,7 +37,7 @@ _LEAST_SHARE = 0.01
 """Parts below this share of the step are left out."""
 
 
-def plan_page(answer: PlanAnswer) -> list[Any]:
+def render_plan(answer: PlanAnswer) -> list[Any]:
     ranking, choice = answer.ranking, answer.choice
     lines: list[Any] = [_head(answer)]
     if ranking.predictions:
@@ -83,7 +83,7 @@ def _comparison(best: Prediction, compared: Prediction) -> Any:
     return make_table(("", f">{best.name}", f">{compared.name}", ">difference"), [*totals, *rows])
 
 
-def profile_page(profile: HardwareProfile, path: str) -> list[Any]:
+def render_hardware_profile(profile: HardwareProfile, path: str) -> list[Any]:
     rates = profile.peak_flops.items()
     latencies = sorted(profile.inside.latency_s.items())
     rows = [

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shoal_api.cli.render.terminal import make_table
 from shoal_service.core.quantities import count_text
-from shoal_service.simulator.engine import JobRun, Market, Run
+from shoal_service.simulator.engine import JobRun, Market, SimulationResult
 from shoal_service.simulator.metrics import Metrics
 from shoal_service.simulator.traces import AWAY, Capacity, Trace
 
@@ -25,11 +25,11 @@ class Simulated:
     """One policy on one trace."""
 
     policy: str
-    run: Run
+    run: SimulationResult
     metrics: Metrics
 
 
-def simulation_page(trace: Trace, market: Market, results: Sequence[Simulated], *, restart_costs: bool) -> list[Any]:
+def render_simulation(trace: Trace, market: Market, results: Sequence[Simulated], *, restart_costs: bool) -> list[Any]:
     longest_h = max(filter(math.isfinite, (result.metrics.makespan_h for result in results)), default=0.0)
     unit, per_hour, digits = ("hours", 1, 3) if longest_h >= _LEAST_HOURS else ("minutes", 60, 1)
     best = min((result.metrics.mean_jct_h for result in results if not result.metrics.num_unfinished), default=math.nan)
@@ -88,7 +88,7 @@ def _clusters(capacity: Capacity) -> dict[str, Any]:
 
 
 def _job(run: JobRun) -> dict[str, Any]:
-    places = {"num_losses": run.num_losses, "clusters": run.places} if run.places else {}
+    places = {"num_losses": run.num_losses, "clusters": run.cluster_starts} if run.cluster_starts else {}
     return {
         "job": run.job.job_id,
         "project": run.job.project,

@@ -39,21 +39,20 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.access.limits import LIMITER, Limiter
-from shoal_api.http.problems import Csrf, Forbidden, IssuerAway, problem_response
-from shoal_service.control import oidc
-from shoal_service.control.oidc import Issuer, JwtRefused
-from shoal_service.core.access import Permission, Principal, hash_of, id_of, is_attempt_token, refusal_of
+from shoal_api.http.problems import Csrf, Forbidden, problem_response
+from shoal_service.control.oidc import Issuer, IssuerUnreachable
+from shoal_service.core.access import JwtRefused, Permission, Principal, hash_of, id_of, is_attempt_token, refusal_of
 from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_service.store import JobNotFound, Store, StoreUnavailable, access, job_deletion, supervisor_links
-from shoal_service.store.access import CURRENT, DONE, Deed
+from shoal_service.store.access import CURRENT_ENTRY, DONE, AuditEntry
 from shoal_workers.recently_used import RecentlyUsed
 
 
 class Needs:
     """What a route asks of its caller, as a dependency. Without a `permission`, anyone may call it.
 
-    `is_audited` False: a program of the service calls the route again and again. What it reports is no deed of a
+    `is_audited` False: a program of the service calls the route again and again. What it reports is no act of a
     person, and would fill the audit.
     """
 
@@ -62,18 +61,18 @@ class Needs:
         self._is_audited = is_audited
 
     async def __call__(self, request: Request) -> None:
-        deed = CURRENT.get()
-        if deed is not None:
-            deed.operation = f"{request.method} {request.scope['route'].path}"
-            deed.job_id = request.path_params.get("job_id", "")
-        # a POST that only checks a spec or plans a layout changes nothing, so it is no deed for the audit
+        entry = CURRENT_ENTRY.get()
+        if entry is not None:
+            entry.operation = f"{request.method} {request.scope['route'].path}"
+            entry.job_id = request.path_params.get("job_id", "")
+        # a POST that only checks a spec or plans a layout changes nothing, so it is no entry for the audit
         request.scope[CHANGES] = self.permission is not Permission.SPECS_CHECK
         if self.permission is None:
             return
         caller: AttemptCaller | None = request.scope.get(ATTEMPT)
         if caller is not None:
             raise Forbidden(f"The token is that of {_named(caller)}, and may do nothing else.")
-        principal = principal_of(request)
+        principal = read_principal(request)
         refusal = refusal_of(principal, self.permission)
         if refusal is not None:
             raise Forbidden(refusal.reason)
@@ -84,8 +83,8 @@ class Needs:
         job_id = request.path_params.get("job_id")
         if job_id is not None and principal.projects is not None:
             await require_visible(request, job_id)
-        if deed is not None and not self._is_audited:
-            deed.is_recorded = True
+        if entry is not None and not self._is_audited:
+            entry.is_recorded = True
 
 
 class OfAttempt(Needs):
@@ -147,7 +146,7 @@ async def to_login(request: Request, error: Exception) -> Response:
 
 async def require_visible(request: Request, job_id: str) -> None:
     """Raises JobNotFound if there is no such job, or if the principal does not see its project."""
-    principal = principal_of(request)
+    principal = read_principal(request)
     if principal.projects is None:
         return
     project = await run_in_threadpool(request.app.state.context.store.reading(job_deletion.project_of), job_id)
@@ -197,25 +196,25 @@ HOW_TO_LOG_IN = (
     "Show a token in the header Authorization: Bearer TOKEN. On the server's machine `shoal` reads it from the state "
     "directory (SHOAL_STATE_DIR, else the default one); elsewhere set SHOAL_TOKEN, or use `shoal login`."
 )
-_Shown = TypeVar("_Shown", Principal, AttemptCaller)
+_Caller = TypeVar("_Caller", Principal, AttemptCaller)
 _NAME = "shoal-session"
 
 
-class _Memory(Generic[_Shown]):
+class _Memory(Generic[_Caller]):
     """Whom secrets stand for, as it was a few seconds ago at most."""
 
     def __init__(self, mono: Callable[[], float]) -> None:
         self._mono = mono
-        self._entries: RecentlyUsed[str, tuple[_Shown | None, float]] = RecentlyUsed(_MAX_CACHED)
+        self._entries: RecentlyUsed[str, tuple[_Caller | None, float]] = RecentlyUsed(_MAX_CACHED)
 
-    async def find(self, secret: str, read: Callable[[str], Awaitable[_Shown | None]]) -> _Shown | None:
+    async def find(self, secret: str, read: Callable[[str], Awaitable[_Caller | None]]) -> _Caller | None:
         """Return what `read` returns for the secret, or has returned."""
         digest, now_mono = hash_of(secret), self._mono()
-        shown, read_mono = self._entries.get(digest) or (None, -math.inf)
+        caller, read_mono = self._entries.get(digest) or (None, -math.inf)
         if now_mono - read_mono > _CACHE_S:
-            shown = await read(secret)
-            self._entries.put(digest, (shown, now_mono))
-        return shown
+            caller = await read(secret)
+            self._entries.put(digest, (caller, now_mono))
+        return caller
 
     def forget(self) -> None:
         self._entries.clear()
@@ -240,18 +239,18 @@ class Authenticator:
         self._used: dict[str, float] = {}
         self._written_mono = self._mono()
 
-    async def of_cookie(self, secret: str) -> Principal | None:
+    async def authenticate_cookie(self, secret: str) -> Principal | None:
         """Return the principal of a session; None if the session has ended."""
-        return await self._find(secret, self._stored(self._store.reading(access.principal_of_session)))
+        return await self._find(secret, self._stored(self._store.reading(access.find_principal_by_session)))
 
-    async def of_bearer(self, token: str) -> Principal | None:
+    async def authenticate_bearer(self, token: str) -> Principal | None:
         """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
         JWT is not valid."""
         if id_of(token) is None:
-            return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
-        return await self._find(token, self._stored(self._store.reading(access.principal_of_token)))
+            return await self._authenticate_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
+        return await self._find(token, self._stored(self._store.reading(access.find_principal_by_token)))
 
-    async def of_attempt(self, token: str) -> AttemptCaller | None:
+    async def authenticate_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
         token. What a report changes is checked again when it is stored."""
         read = self._store.reading(supervisor_links.attempt_of_token)
@@ -261,12 +260,12 @@ class Authenticator:
         """Read all tokens and sessions again, because one has changed."""
         self._principals.forget()
 
-    async def note(self, deed: Deed, outcome: str) -> None:
-        """Write a deed into the audit. Never raises: the request is answered already."""
+    async def note(self, entry: AuditEntry, outcome: str) -> None:
+        """Write an entry into the audit. Never raises: the request is answered already."""
         try:
-            await run_in_threadpool(self._store.writing(access.record_refusal), deed, outcome)
+            await run_in_threadpool(self._store.writing(access.record_refusal), entry, outcome)
         except StoreUnavailable:
-            _log.warning("access.not_audited", extra={"operation": deed.operation, "actor": deed.actor})
+            _log.warning("access.not_audited", extra={"operation": entry.operation, "actor": entry.actor})
 
     async def write_uses(self) -> None:
         """Write when tokens were used, at most once a minute and when the server stops. Never raises."""
@@ -278,15 +277,13 @@ class Authenticator:
             except StoreUnavailable:
                 _log.warning("access.uses_not_written", extra={"tokens": len(used)})
 
-    async def _of_jwt(self, token: str) -> Principal | None:
+    async def _authenticate_jwt(self, token: str) -> Principal | None:
         issuer = self._issuer
         assert issuer is not None
         try:
-            return await self._find(token, issuer.principal)
+            return await self._find(token, issuer.verify)
         except JwtRefused as error:
             raise unauthenticated(f"The token of the issuer is refused: {error}") from None
-        except oidc.IssuerAway as error:
-            raise IssuerAway(str(error)) from None
 
     def _stored(self, read: Callable[..., Principal | None]) -> Callable[[str], Awaitable[Principal | None]]:
         return lambda secret: run_in_threadpool(read, secret, now=self._clock())
@@ -330,12 +327,12 @@ class Authentication:
             await problem_response(error, scope["path"])(scope, receive, send)
 
     async def _audited(self, scope: Scope, receive: Receive, send: Send, principal: Principal | None) -> None:
-        """Serve a request that may change something, as a deed of the principal."""
+        """Serve a request that may change something, and audit it as an act of the principal."""
         client = scope.get("client")
         operation = f"{scope['method']} {scope['path']}"[:200]  # until its route is known, see needs.py
-        deed = Deed(at=time.time(), address=client[0] if client else "", operation=operation, path=scope["path"])
+        entry = AuditEntry(at=time.time(), address=client[0] if client else "", operation=operation, path=scope["path"])
         if principal is not None:
-            deed.by(principal)
+            entry.set_actor(principal)
         status, body = 0, b""
 
         async def send_noted(message: Message) -> None:
@@ -346,14 +343,14 @@ class Authentication:
                 body += message.get("body", b"")
             await send(message)
 
-        token = CURRENT.set(deed)
+        token = CURRENT_ENTRY.set(entry)
         try:
             await self._app(scope, receive, send_noted)
         finally:
-            CURRENT.reset(token)
+            CURRENT_ENTRY.reset(token)
             is_noted = status == 403 or (scope.get(CHANGES, False) and (status < 300 or 400 <= status < 500))
-            if not deed.is_recorded and deed.actor and is_noted and status != _TOO_MANY:
-                await self._authenticator.note(deed, DONE if status < 300 else _code(body))
+            if not entry.is_recorded and entry.actor and is_noted and status != _TOO_MANY:
+                await self._authenticator.note(entry, DONE if status < 300 else _code(body))
 
     async def _principal(self, scope: Scope) -> Principal | None:
         headers = dict(scope["headers"])
@@ -365,9 +362,11 @@ class Authentication:
             self._limiter.failed(scope)
             raise unauthenticated(f"Authorization has the scheme {scheme[:20]!r}, not Bearer.")
         if is_attempt_token(token.strip()):
-            scope[ATTEMPT] = await shown(scope, self._authenticator.of_attempt(token.strip()), ENDED_ATTEMPT)
+            scope[ATTEMPT] = await require_valid(
+                scope, self._authenticator.authenticate_attempt(token.strip()), ENDED_ATTEMPT
+            )
             return None
-        return await shown(scope, self._authenticator.of_bearer(token.strip()), INVALID_TOKEN)
+        return await require_valid(scope, self._authenticator.authenticate_bearer(token.strip()), INVALID_TOKEN)
 
     async def _is_still_valid(self, headers: dict[bytes, bytes]) -> bool:
         """Return whether the token or session of a stream is still valid. A database or an issuer that does not answer
@@ -376,16 +375,16 @@ class Authentication:
         try:
             if header is not None:
                 token = header.decode("latin-1").partition(" ")[2].strip()
-                return await self._authenticator.of_bearer(token) is not None
-            return secret is not None and await self._authenticator.of_cookie(secret) is not None
+                return await self._authenticator.authenticate_bearer(token) is not None
+            return secret is not None and await self._authenticator.authenticate_cookie(secret) is not None
         except ServiceError as error:
-            return isinstance(error, IssuerAway | StoreUnavailable)
+            return isinstance(error, IssuerUnreachable | StoreUnavailable)
 
     async def _of_cookie(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal | None:
         secret = session_of(headers)
         if secret is None:
             return None
-        principal = await self._authenticator.of_cookie(secret)
+        principal = await self._authenticator.authenticate_cookie(secret)
         if principal is None or (scope["path"] == SESSION_PATH and scope["method"] == "POST"):
             return None  # who logs in shows a token
         scope[CSRF_TOKEN] = expected = csrf_token_of(secret)
@@ -397,14 +396,16 @@ class Authentication:
         return principal
 
 
-async def shown(scope: Scope, finding: Awaitable[_Shown | None], reason: str) -> _Shown:
-    """Return whom a secret of a request stands for. A secret that is not valid counts against the address of the
-    request, wherever it was shown. Raises Unauthenticated with `reason`, or
-    TooManyRequests because too many were not valid."""
+async def require_valid(scope: Scope, finding: Awaitable[_Caller | None], reason: str) -> _Caller:
+    """Return whom a secret of a request stands for.
+
+    A secret that is not valid counts against the address of the request. Raises Unauthenticated with `reason`, or
+    TooManyRequests if too many secrets of the address were not valid.
+    """
     limiter: Limiter = scope[LIMITER]
     try:
         principal = await finding
-    except (Unauthenticated, IssuerAway):
+    except (Unauthenticated, IssuerUnreachable):
         limiter.failed(scope)
         raise
     if principal is None:
@@ -417,7 +418,7 @@ def unauthenticated(reason: str) -> Unauthenticated:
     return Unauthenticated(f"{reason} {HOW_TO_LOG_IN}", headers={"WWW-Authenticate": 'Bearer realm="shoal"'})
 
 
-def principal_of(request: Request) -> Principal:
+def read_principal(request: Request) -> Principal:
     """Return the principal of a request whose route needs one. Raises Unauthenticated."""
     principal: Principal | None = request.scope.get(PRINCIPAL)
     if principal is None:

@@ -18,16 +18,16 @@ from shoal_api.http.access.authentication import (
     PUBLIC,
     clear_session,
     csrf_token_of,
+    require_valid,
     session_of,
     set_session,
-    shown,
 )
 from shoal_api.http.json_router import MAX_SEQ, AppContext, Caller, JsonRouter, Reading, Writing, body, json_response
 from shoal_api.http.problems import Forbidden
 from shoal_service.access_views import AuditPage, NewToken, SessionLink, SessionRequest, TokenRequest, TokenView, Whoami
 from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, makes_own, manages, refusal_of
 from shoal_service.store import TokenNotFound, access
-from shoal_service.store.access import CURRENT, AuditQuery
+from shoal_service.store.access import CURRENT_ENTRY, AuditQuery
 from shoal_service.views import Page
 
 _LINK_S = 120.0
@@ -52,14 +52,16 @@ async def log_in(
     """Sets the cookie of a session, which ends with its token, at the latest after 12 hours."""
     store, now = context.store, context.clock()
     if login.token:
-        principal = await shown(request.scope, context.authenticator.of_bearer(login.token), INVALID_TOKEN)
+        principal = await require_valid(
+            request.scope, context.authenticator.authenticate_bearer(login.token), INVALID_TOKEN
+        )
     else:
         finding = run_in_threadpool(store.writing(access.take_link), login.code, now=now)
         reason = "The link has been used, or is too old. `shoal open` makes a new one."
-        principal = await shown(request.scope, finding, reason)
-    deed = CURRENT.get()
-    if deed is not None:
-        deed.by(principal)
+        principal = await require_valid(request.scope, finding, reason)
+    entry = CURRENT_ENTRY.get()
+    if entry is not None:
+        entry.set_actor(principal)
     secret = secrets.token_urlsafe(32)
     ends_at = min(now + context.session_s, principal.expires_at or now + context.session_s)
     await run_in_threadpool(store.writing(access.begin_session), secret, principal, now=now, ends_at=ends_at)

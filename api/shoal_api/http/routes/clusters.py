@@ -35,8 +35,8 @@ from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, ClusterSnapsh
 from shoal_service.core.access import Permission
 from shoal_service.core.gateways import Incoming
 from shoal_service.home import MAX_WAIT_S
-from shoal_service.store import GatewayRefused, NotFound, Transaction, archives, cluster_links
-from shoal_service.store.cluster_links import StoredReport, orders_of
+from shoal_service.store import GatewayRefused, NotFound, Topic, Transaction, archives, cluster_links
+from shoal_service.store.cluster_links import StoredReport
 from shoal_service.telemetry.tallies import Limit
 from shoal_workers.contract.plain_text import first_problem
 
@@ -96,7 +96,7 @@ async def orders(
 
     with (
         context.changes.watching(NO_JOB) as watch,
-        context.store.subscribe(lambda _: wake_soon(watch.wake), orders_of(cluster)),
+        context.store.subscribe(lambda _: wake_soon(watch.wake), Topic.ORDERS.narrow_to(cluster)),
     ):
         return await poll(context.changes, watch, request, read, is_answer=is_answer, wait_s=wait_s, reread_s=_REREAD_S)
 

@@ -59,6 +59,7 @@ from shoal_service.store import (
     RequestConflict,
     Store,
     checkpoint_rows,
+    curves,
     histories,
     supervisor_links,
     system_samples,
@@ -175,7 +176,7 @@ async def parity(
     step that differs, and the keys of the specs that may explain it.
     """
     await require_visible(request, against)
-    read = context.store.reading(histories.parity)
+    read = context.store.reading(histories.compare_losses)
     return await run_in_threadpool(read, job_id, against, tolerance=tolerance, max_points=max_points)
 
 
@@ -228,7 +229,7 @@ def series(
     if format is not SeriesFormat.JSON:
         require_writer(FileFormat(format))
     store = context.store
-    points = store.reading(histories.read_series)(
+    points = store.reading(curves.read_curve)(
         job_id, after_step=after_step, until_step=until_step, max_points=max_points or _MAX_POINTS
     )
     if format is SeriesFormat.JSON:
@@ -242,7 +243,7 @@ def series(
 def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Iterator[Sequence[SeriesPoint]]:
     """Yield every step, in parts. The names of metrics are known from the means, which have each name of their
     steps."""
-    while page := store.reading(histories.read_series_page)(
+    while page := store.reading(histories.read_series)(
         job_id, after_step=after_step, until_step=until_step, limit=_ROWS_AT_ONCE
     ):
         yield page

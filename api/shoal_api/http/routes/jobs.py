@@ -13,7 +13,7 @@ from fastapi import Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.authentication import principal_of, require_visible
+from shoal_api.http.access.authentication import read_principal, require_visible
 from shoal_api.http.access.owned_spec import OwnedSpec, of_principal, require_no_directory_of_server
 from shoal_api.http.conditional import job_response, spec_tags
 from shoal_api.http.context import Context, wants_events
@@ -90,7 +90,7 @@ async def _owned(request: Request) -> OwnedSpec:
     spec = await read_spec(request)
     if spec.continue_from is not None:  # its checkpoint is read: only those who see that job may start from it
         await require_visible(request, spec.continue_from.job)
-    return of_principal(spec, principal_of(request))
+    return of_principal(spec, read_principal(request))
 
 
 Submitted = Annotated[OwnedSpec, Depends(_owned)]

@@ -105,7 +105,7 @@ def readyz(context: AppContext) -> Readiness:
     lease = None
     try:
         context.store.ping()
-        lease = context.store.current_lease()
+        lease = context.store.read_lease()
     except StoreUnavailable as error:
         wrong.append(SpecProblem(path="store", message=str(error)))
     view = context.cluster.snapshot()

@@ -145,13 +145,13 @@ def job_overview(
         position = Position.parse(last_event_id) if last_event_id else Position()
         follower = OverviewFollower(context.overviews, job_id, position, logs)
         return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
-    return json_response(context.store.reading(histories.overview)(job_id))
+    return json_response(context.store.reading(histories.read_overview)(job_id))
 
 
 @router.route("GET /jobs/{job_id}/specs", Permission.JOBS_READ, "The versions of a job's spec", raises=[JobNotFound])
 def spec_versions(tx: Reading, job_id: JobId) -> Page[SpecVersion]:
     """Lists the versions, oldest first, with the time of acceptance."""
-    versions = histories.spec_versions(tx, job_id)
+    versions = histories.read_spec_versions(tx, job_id)
     return Page(items=tuple(version.model_copy(update={"yaml": encode(version.spec)}) for version in versions))
 
 

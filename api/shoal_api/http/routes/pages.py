@@ -84,7 +84,7 @@ async def _job_page(request: Request, context: AppContext, job_id: JobId) -> Res
     """The same page for every job. If there is no such job, the page says so and the status is 404."""
     try:
         await require_visible(request, job_id)
-        await run_in_threadpool(context.store.reading(histories.job_version), job_id)
+        await run_in_threadpool(context.store.reading(histories.read_job_version), job_id)
         status = 200
     except JobNotFound:
         status = 404

@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import islice
 
-from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.core.quantities import count_text, duration_text, range_text
 from shoal_service.core.scheduling.facts import AGED_AFTER_S, seconds_left
 from shoal_service.core.scheduling.gains import HORIZON_S, pays
 from shoal_service.core.scheduling.market import ClusterState, MarketJob, MarketState, Wait, WorkerFlow, hull
@@ -186,8 +186,7 @@ def workers_of(number: int) -> str:
 @lru_cache(maxsize=4096)
 def _starts_with(workers: int, need: str, least: int, most: int, where: str) -> str:
     """The first words about a start. They are cached, because thousands of jobs may start at once."""
-    sizes = str(least) if least == most else f"{least} to {most}"
-    return f"Starts with {workers_of(workers)} of {need} ({sizes}){where}"
+    return f"Starts with {workers_of(workers)} of {need} ({range_text(least, most)}){where}"
 
 
 def _givers(flows: Sequence[Flow]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.cluster.connects import answers
 from shoal_service.cluster.hardware import find, require_cpus
-from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherit_environment
 from shoal_service.problems import SettingsError
 
 
@@ -87,9 +87,9 @@ def test_each_setting_is_explained() -> None:
 )
 def test_what_is_the_services_alone_is_not_inherited(name: str, value: str) -> None:
     kept = {"PATH": "/usr/bin", "AWS_PROFILE": "checkpoints", "RAY_worker_niceness": "0", "SHOALTEST": "1"}
-    assert inherited({**kept, name: value}) == kept
+    assert inherit_environment({**kept, name: value}) == kept
 
 
 def test_a_driver_keeps_the_access_to_its_cluster() -> None:
     given = {"RAY_AUTH_TOKEN": "t", "SHOAL_PORT": "1"}
-    assert inherited(given, keep_ray_access=True) == {"RAY_AUTH_TOKEN": "t"}
+    assert inherit_environment(given, keep_ray_access=True) == {"RAY_AUTH_TOKEN": "t"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_service.cluster.isolation import Account, IsolationConfig, account, isolate
+from shoal_service.cluster.isolation import Account, IsolationConfig, find_account, isolate
 from shoal_service.problems import SettingsError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolate needs Linux")
@@ -26,25 +26,25 @@ def test_without_root_it_says_so_and_what_else_there_is(tmp_path: Path, monkeypa
 
 def test_a_user_who_is_not_there_is_named_with_the_command_that_makes_one() -> None:
     with pytest.raises(SettingsError, match=r"isolate_user 'no-such-user'.*useradd --system no-such-user"):
-        account("isolate_user", "no-such-user", Path("/"))
+        find_account("isolate_user", "no-such-user", Path("/"))
 
 
 @pytest.mark.parametrize("name", ["root", "0"])
 def test_root_is_no_user_for_jobs(name: str) -> None:
     with pytest.raises(SettingsError, match=f"isolate_user '{name}' has the rights of root"):
-        account("isolate_user", name, Path("/"))
+        find_account("isolate_user", name, Path("/"))
 
 
 def test_a_number_without_a_name_is_a_user() -> None:
-    found = account("isolate_user", "64123", Path("/jobs"), groups=(7,))
-    assert (found.uid, found.gid, found.groups) == (64123, 64123, (7,))
-    assert found.popen == {"user": 64123, "group": 64123, "extra_groups": [7], "umask": 0o007, "cwd": "/"}
+    user = find_account("isolate_user", "64123", Path("/jobs"), groups=(7,))
+    assert (user.uid, user.gid, user.groups) == (64123, 64123, (7,))
+    assert user.popen == {"user": 64123, "group": 64123, "extra_groups": [7], "umask": 0o007, "cwd": "/"}
 
 
 def test_the_environment_of_another_user_has_no_directory_of_this_one() -> None:
     user = Account("jobs", 64123, 64123, Path("/jobs"))
     environment = {"HOME": "/root", "USER": "root", "XDG_RUNTIME_DIR": "/run/user/0", "PATH": "/bin"}
-    assert user.adapted(environment) == {"HOME": "/jobs", "USER": "jobs", "LOGNAME": "jobs", "PATH": "/bin"}
+    assert user.adapt_environment(environment) == {"HOME": "/jobs", "USER": "jobs", "LOGNAME": "jobs", "PATH": "/bin"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")

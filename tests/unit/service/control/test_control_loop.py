@@ -77,7 +77,7 @@ async def test_a_clock_that_was_set_forward_takes_no_lease_that_is_renewed(store
             store.acquire_lease("other", ttl_s=9.0, now=others_clock + second)
             bench.clock.jump(3600.0 if second == 6 else 0.0)
             await bench.clock.advance(1.0)
-        lease = store.current_lease()
+        lease = store.read_lease()
         assert lease is not None and lease.owner == "other"
 
 
@@ -86,7 +86,7 @@ async def test_the_lease_is_renewed_before_it_expires(store: Store, bench: Contr
         for _ in range(10):
             await bench.clock.advance(3.0)
             assert store.acquire_lease("other", ttl_s=9.0, now=bench.clock.time()) is None
-        lease = store.current_lease()
+        lease = store.read_lease()
         assert lease is not None and (lease.owner, lease.epoch) == ("me", 1)
 
 
@@ -221,7 +221,7 @@ async def test_a_server_that_stops_saves_every_attempt_and_starts_none(store: St
     assert task.done(), "nothing is left to save"
     status = store.get_job(job_id).status
     assert (status.state, status.attempt, status.reason) == (JobState.QUEUED, 1, "server_stopped")
-    assert supervisor.is_released and store.current_lease() is None
+    assert supervisor.is_released and store.read_lease() is None
 
 
 async def test_a_server_that_is_hurried_notes_what_it_did_not_save(store: Store, bench: ControlBench) -> None:
@@ -246,7 +246,7 @@ async def test_the_lease_is_renewed_after_the_wall_clock_was_set_back(store: Sto
     async with bench.running():
         bench.clock.jump(-900.0)
         await bench.clock.advance(5.0)
-        lease = store.current_lease()
+        lease = store.read_lease()
         assert lease is not None and lease.expires_at <= bench.clock.time() + 9.0
 
 

@@ -11,7 +11,7 @@ from kit.market_traces import FREE, market, scripted, trace_job
 from schedulers import first_come
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Project, Start
-from shoal_service.simulator.engine import Costs, Market, PolicyError, Run, simulate
+from shoal_service.simulator.engine import Costs, Market, PolicyError, SimulationResult, simulate
 from shoal_service.simulator.metrics import finish_time_ratios, jain, measure, percentile
 from shoal_service.simulator.traces import AWAY, Capacity
 
@@ -35,7 +35,7 @@ def test_a_move_costs_its_seconds_and_no_work() -> None:
 def test_restart_costs_of_the_trace_replace_the_measured_ones_where_there_are_any() -> None:
     known = replace(trace_job("known"), restart_s=50.0)
     costs = Costs(switch_s=1, start_s=2, use_restart_s=True)
-    assert (costs.of(known), costs.of(trace_job("unknown"))) == ((50, 50), (1, 2))
+    assert (costs.find_pauses(known), costs.find_pauses(trace_job("unknown"))) == ((50, 50), (1, 2))
 
 
 def test_nodes_that_leave_take_the_workers_of_the_youngest_start_and_give_them_back() -> None:
@@ -85,8 +85,8 @@ def test_jobs_of_a_lost_cluster_start_in_another_one_after_their_wait_and_lose_n
     jobs = [replace(trace_job("a", work=400), wait_s=50.0), replace(trace_job("b", work=400), wait_s=50.0)]
     run = simulate(jobs, decide, clusters((0.0, 4), (10.0, AWAY)))
     a, b = run.jobs
-    assert (a.places, a.history) == ([(0, "east")], [(0, 4), (60, 3), (112, 4), (118, 0)]) or a.finished_at
-    assert [name for _, name in b.places] == ["west", "east"]
+    assert (a.cluster_starts, a.history) == ([(0, "east")], [(0, 4), (60, 3), (112, 4), (118, 0)]) or a.finished_at
+    assert [name for _, name in b.cluster_starts] == ["west", "east"]
     assert b.history[:3] == [(0, 4), (10, 0), (60, b.history[2][1])], "it stands still for 50 s, and starts in the east"
     assert (b.num_losses, b.num_preemptions) == (1, 0)
     assert max(_held(run, at) for at, _ in (*a.history, *b.history) if at >= 60) <= 4
@@ -94,7 +94,7 @@ def test_jobs_of_a_lost_cluster_start_in_another_one_after_their_wait_and_lose_n
     assert samples == pytest.approx(400)
 
 
-def _held(run: Run, at: float) -> int:
+def _held(run: SimulationResult, at: float) -> int:
     return sum(next((held for since, held in reversed(job.history) if since <= at), 0) for job in run.jobs)
 
 
@@ -103,7 +103,7 @@ def test_a_tied_job_waits_for_its_cluster_and_goes_on_there_for_the_price_of_a_s
     market = clusters((0.0, 4), (10.0, AWAY), (500.0, 4), costs=Costs(start_s=3.0, switch_s=0.0))
     (a,) = simulate([tied], decide, market).jobs
     assert a.history == [(0, 4), (10, 0), (500, 4), (500 + 3 + (400 - 7 * 4) / 4, 0)]
-    assert (a.num_losses, [name for _, name in a.places]) == (0, ["west"])
+    assert (a.num_losses, [name for _, name in a.cluster_starts]) == (0, ["west"])
 
 
 def test_a_cluster_that_is_back_within_the_wait_keeps_its_jobs() -> None:

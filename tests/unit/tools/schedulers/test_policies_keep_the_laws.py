@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schedulers import POLICIES
 from shoal_service.core.scheduling.market import Project, ThroughputCurve
-from shoal_service.simulator.engine import Costs, JobRun, Market, Run
+from shoal_service.simulator.engine import Costs, JobRun, Market, SimulationResult
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.traces import AWAY, Capacity, TraceJob
 
@@ -101,7 +101,9 @@ def test_every_policy_keeps_the_laws_in_several_clusters(
     for job in run.jobs:
         assert job.finished_at is not None, f"{job.job.job_id} starves"
         assert _trained(job) == pytest.approx(job.job.work, rel=1e-6, abs=1e-3)
-        assert {place for _, place in job.places} <= ({job.job.cluster} if job.job.cluster else {"east", "west"})
+        assert {place for _, place in job.cluster_starts} <= (
+            {job.job.cluster} if job.job.cluster else {"east", "west"}
+        )
     assert _most_overbooked(run, capacity) <= 0
     if name != "first-come":
         assert _most_in_use(run, "b") <= 6
@@ -119,14 +121,14 @@ def _trained(run: JobRun) -> float:
     return samples
 
 
-def _most_overbooked(run: Run, capacity: Capacity) -> int:
+def _most_overbooked(run: SimulationResult, capacity: Capacity) -> int:
     """Workers in use less those that are there, at the worst moment."""
     times = {at for job in run.jobs for at, _ in job.history} | {at for at, _ in capacity.steps}
     there = {at: max(step for step in capacity.steps if step[0] <= at)[1] * capacity.workers_per_node for at in times}
     return max(_in_use(run.jobs, at) - there[at] for at in times)
 
 
-def _most_in_use(run: Run, project: str) -> int:
+def _most_in_use(run: SimulationResult, project: str) -> int:
     jobs = [job for job in run.jobs if job.job.project == project]
     return max((_in_use(jobs, at) for job in jobs for at, _ in job.history), default=0)
 

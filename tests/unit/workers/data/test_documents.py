@@ -16,7 +16,7 @@ from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.documents import PIECE_BYTES, Document, Position, read_documents
 from shoal_workers.data.errors import BadRowError, MissingTextError, TextChangedError, UndecodableTextError
 from shoal_workers.data.portions import Portions, divided
-from shoal_workers.data.sources import SourceFile, find_sources, local_source
+from shoal_workers.data.sources import SourceFile, find_sources, make_local_source
 from shoal_workers.data.tokenizer import ByteTokenizer, DocumentEncoder, EncodedDocument
 
 ConfigOf = Callable[..., TextDataConfig]
@@ -25,7 +25,7 @@ STRICT = TextDataConfig(paths=("text",), encoding_errors="strict")
 
 
 def _read(path: Path, start: Position | None = None) -> list[Document]:
-    return list(read_documents([local_source(path)], start or Position(), TEXT))
+    return list(read_documents([make_local_source(path)], start or Position(), TEXT))
 
 
 def test_a_small_file_is_one_document(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_line_without_end_is_never_cut_inside_a_character(
     path = tmp_path_factory.mktemp("cut") / "line.txt"
     text = "a" * shift + letter * (PIECE_BYTES // len(letter.encode()) + 100)
     path.write_text(text)
-    documents = list(read_documents([local_source(path)], Position(), STRICT))
+    documents = list(read_documents([make_local_source(path)], Position(), STRICT))
     assert len(documents) >= 2
     assert "".join(d.text.decode() for d in documents) == text
 
@@ -81,13 +81,13 @@ def test_text_that_is_not_utf8_is_replaced_or_refused_with_its_position(tmp_path
     [document] = _read(path)
     assert document.text.decode() == "caf� au lait"
     with pytest.raises(UndecodableTextError, match=r"0xe9 at offset 3 .*data\.encoding_errors"):
-        list(read_documents([local_source(path)], Position(), STRICT))
+        list(read_documents([make_local_source(path)], Position(), STRICT))
 
 
 def test_binary_files_are_skipped_in_directories_but_read_when_named(tmp_path: Path) -> None:
     path = tmp_path / "image.txt"
     path.write_bytes(b"\x89PNG\0\0data")
-    assert list(read_documents([local_source(path, may_be_binary=True)], Position(), TEXT)) == []
+    assert list(read_documents([make_local_source(path, may_be_binary=True)], Position(), TEXT)) == []
     assert len(_read(path)) == 1
 
 
@@ -95,7 +95,7 @@ def test_binary_files_are_skipped_in_directories_but_read_when_named(tmp_path: P
 def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path, now: bytes) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"ten bytes.")
-    listed = local_source(path)
+    listed = make_local_source(path)
     path.write_bytes(now)
     with pytest.raises(TextChangedError, match="changed while it was read"):
         list(read_documents([listed], Position(), TEXT))
@@ -104,7 +104,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path, now:
 def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gone.txt"
     path.write_text("x")
-    listed = local_source(path)
+    listed = make_local_source(path)
     path.unlink()
     with pytest.raises(MissingTextError, match=r"gone\.txt cannot be read"):
         list(read_documents([listed], Position(), TEXT))
@@ -126,7 +126,7 @@ def test_directories_globs_and_files_are_read_once_each_in_order(tmp_path: Path,
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     config = config_of(tmp_path / "b" / "two.txt", tmp_path / "*" / "*.*", tmp_path / "a")
-    names = [str(Path(source.place).relative_to(tmp_path)) for source in find_sources(config)]
+    names = [str(Path(source.location).relative_to(tmp_path)) for source in find_sources(config)]
     assert names == ["b/two.txt", "a/three.md", "b/one.txt"]
 
 
@@ -139,7 +139,7 @@ def test_a_recursive_glob_reaches_deep_files(tmp_path: Path, config_of: ConfigOf
 def test_the_standard_library_is_python_text_without_packages_and_tests() -> None:
     sources = find_sources(TextDataConfig(corpus="python-stdlib"))
     names = {source.name for source in sources}
-    parts = {part for source in sources for part in Path(source.place).parts}
+    parts = {part for source in sources for part in Path(source.location).parts}
     assert {"argparse.py", "dataclasses.py", "base_events.py"} <= names
     assert not {"site-packages", "test", "tests", "__pycache__"} & parts
     assert sum(source.num_bytes for source in sources) > 5_000_000
@@ -196,11 +196,11 @@ def config(tmp_path: Path, config_of: ConfigOf) -> TextDataConfig:
 
 
 def _sequential(sources: list[SourceFile], config: TextDataConfig, start: Position = Position()) -> list[Any]:  # noqa: B008
-    return [_plain(one) for one in ENCODER.encode_all(read_documents(sources, start, config))]
+    return [_plain(document) for document in ENCODER.encode_all(read_documents(sources, start, config))]
 
 
-def _plain(one: EncodedDocument) -> Any:
-    return one.text.tokens.tobytes(), one.text.split, one.end
+def _plain(document: EncodedDocument) -> Any:
+    return document.text.tokens.tobytes(), document.text.split, document.end
 
 
 def _portions(directory: Path, sources: list[SourceFile], config: TextDataConfig, machine: str) -> Portions:
@@ -213,14 +213,17 @@ def _never() -> None:
 
 def test_portions_follow_each_other_and_a_large_text_is_divided(config: TextDataConfig) -> None:
     sources = find_sources(config)
-    found = divided(sources, PORTION_BYTES)
-    assert [one.number for one in found] == list(range(len(found)))
-    assert found[0].first == (0, 0) and found[-1].end == (len(sources), 0)
-    assert all(one.end == following.first for one, following in itertools.pairwise(found))
-    assert all(one.first < one.end for one in found)
-    assert sum(one.num_bytes for one in found) == sum(source.num_bytes for source in sources)
-    large = next(n for n, source in enumerate(sources) if source.place.endswith("b-large.txt"))
-    assert sum(one.first[0] == large and one.first[1] > 0 for one in found) == sources[large].num_bytes // PORTION_BYTES
+    portions = divided(sources, PORTION_BYTES)
+    assert [portion.number for portion in portions] == list(range(len(portions)))
+    assert portions[0].first == (0, 0) and portions[-1].end == (len(sources), 0)
+    assert all(portion.end == following.first for portion, following in itertools.pairwise(portions))
+    assert all(portion.first < portion.end for portion in portions)
+    assert sum(portion.num_bytes for portion in portions) == sum(source.num_bytes for source in sources)
+    large = next(n for n, source in enumerate(sources) if source.location.endswith("b-large.txt"))
+    assert (
+        sum(portion.first[0] == large and portion.first[1] > 0 for portion in portions)
+        == sources[large].num_bytes // PORTION_BYTES
+    )
 
 
 @pytest.mark.parametrize("helped", ["none", "all", "some"])
@@ -239,12 +242,14 @@ def test_documents_and_positions_are_those_of_one_process(
         holder, helper = (_portions(directory, sources, config, machine) for machine in ("a", "b"))
         holder.hold()
         documents = holder.encoded_from(start, ENCODER.encode_all, _never)
-        found = [_plain(one) for one in (next(documents, None),) if one is not None]  # now it says where it is
+        documents_read = [
+            _plain(document) for document in (next(documents, None),) if document is not None
+        ]  # now it says where it is
         if helped != "none":
             while helper.help(ENCODER.encode_all) and (helped == "all" or draw.random() < 0.7):
                 pass
-        found += map(_plain, documents)
-        assert found == expected[len(expected) - len(_sequential(sources, config, start)) :]
+        documents_read += map(_plain, documents)
+        assert documents_read == expected[len(expected) - len(_sequential(sources, config, start)) :]
         holder.remove()
         assert list(directory.iterdir()) == []
 
@@ -266,12 +271,12 @@ def test_a_damaged_portion_is_encoded_again(suffix: str, config: TextDataConfig,
     holder, helper = (_portions(tmp_path, sources, config, machine) for machine in ("a", "b"))
     holder.hold()
     documents = holder.encoded_from(Position(), ENCODER.encode_all, _never)
-    found = [_plain(next(documents))]
+    documents_read = [_plain(next(documents))]
     while helper.help(ENCODER.encode_all):
         pass
     damaged = sorted((tmp_path / "portions").glob(f"*.{suffix}"))[1]
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert found + list(map(_plain, documents)) == _sequential(sources, config)
+    assert documents_read + list(map(_plain, documents)) == _sequential(sources, config)
 
 
 def test_a_row_without_text_is_refused_in_its_place_by_the_holder(config: TextDataConfig, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pyarrow import feather, parquet
 
 from kit.shards import samples
 from shoal_workers.data.errors import DamagedShardError, DataError, MissingTextError
-from shoal_workers.data.shard_formats import IndexedShard, ShardFormat, format_of, open_shard, read_index
+from shoal_workers.data.shard_formats import IndexedShard, ShardFormat, find_shard_format, open_shard, read_index
 
 ROWS = [{"id": n, "text": f"row {n}", "raw": bytes([n % 256]) * (n % 5), "deep": {"x": [n, n]}} for n in range(1000)]
 
@@ -260,7 +260,7 @@ def test_a_compressed_shard_leaves_no_file_behind(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_the_name_says_the_format(name: str, format: ShardFormat | None) -> None:
-    assert format_of(name) is format
+    assert find_shard_format(name) is format
 
 
 def test_a_name_without_a_format_needs_one(tmp_path: Path) -> None:

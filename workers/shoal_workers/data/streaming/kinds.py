@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shoal_workers.data.errors import DamagedShardError, MissingTextError
-from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard
+from shoal_workers.data.shard_formats import ShardFormat, find_shard_format, open_shard
 from shoal_workers.data.shards.shard import COMPRESSIONS, Samples
 
 _MDS_HEAD_BYTES = 1 << 17
@@ -65,11 +65,11 @@ class StoredFormat:
         return str(self._format or "as named")
 
     def open_file(self, path: Path, name: str) -> Sequence[dict[str, Any]]:
-        return open_shard(path, self._format or format_of(_file_name(name)), index=self._index)
+        return open_shard(path, self._format or find_shard_format(_file_name(name)), index=self._index)
 
     def open_by_ranges(self, shard: StoredShard) -> Sequence[dict[str, Any]] | None:
         name = PurePosixPath(_file_name(shard.name))
-        is_mds = (self._format or format_of(name.name)) is ShardFormat.MDS
+        is_mds = (self._format or find_shard_format(name.name)) is ShardFormat.MDS
         return _MdsByRanges(shard) if is_mds and name.suffix not in COMPRESSIONS else None
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_workers.data.errors import MissingTextError
-from shoal_workers.data.shard_formats import IndexedShard, ShardFormat, format_of
+from shoal_workers.data.shard_formats import IndexedShard, ShardFormat, find_shard_format
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -107,7 +107,7 @@ class _Index:
     def num_bytes(self, shard: int) -> int | None:
         """An index of LitData does not say how long a compressed file is."""
         shard_info = self.shards[shard]
-        return None if format_of(shard_info.name) is ShardFormat.LITDATA else shard_info.num_bytes
+        return None if find_shard_format(shard_info.name) is ShardFormat.LITDATA else shard_info.num_bytes
 
 
 def of_function(name: Callable[[int], str], num_shards: int | None) -> ShardList:

@@ -1,17 +1,17 @@
-"""Collectives of small tensors on gloo: every rank sends to every other one at once, instead of around a ring.
+"""Runs collectives of small tensors on gloo without a ring: every rank sends to every other.
 
-gloo passes parts around a ring: n - 1 rounds to gather, 2 (n - 1) to sum. In each round each process waits for its
-neighbour, so a group of n pays n (n - 1) wake-ups or twice as many, whatever the size. An all-to-all has one round: a
+gloo passes parts around a ring, with n - 1 rounds to gather and 2 (n - 1) to sum. In each round each process waits for
+its neighbour, so a group of n pays n (n - 1) wake-ups or twice as many at any size. An all-to-all has one round: a
 process that wakes up finds the messages of many others. `python bench/group/direct_collectives.py` compares the two.
 
-    all-gather       every rank sends its part to every other one
-    reduce-scatter   every rank sends each other one the summand of its part, and adds up what it gets
-    all-reduce       every rank sends all of it to every other one; if that is much, a reduce-scatter and an all-gather
+    all-gather       a rank sends its part to every other rank
+    reduce-scatter   a rank sends every other rank the summand of that rank's part, and adds up what it receives
+    all-reduce       a rank sends its whole tensor to every other rank; a large one is reduce-scattered, then gathered
 
-Each of them holds as many bytes again as its larger tensor, so tensors above a limit go around the ring, as those on a
-GPU do; the limit of a reduce-scatter is higher. All ranks decide alike, because sizes are equal on all. These are plain
-collectives, whose waits can be timed and left (see collectives.py), and unlike gloo's reduce-scatter they need no
-other thread for that. Called by `collective_order` for FSDP, and by the vote.
+Each allocates as many bytes as its larger tensor has, so tensors above a limit go around the ring, as those on a GPU
+do. The limit of a reduce-scatter is higher. All ranks choose the same way, because their sizes are equal. The waits of
+these collectives can be timed and left (see collectives.py), and unlike gloo's reduce-scatter they need no other thread
+for that.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from torch import Tensor
 from shoal_workers.torch_internals import DefaultAllGather, DefaultReduceScatter
 
 MAX_BYTES = 4 << 20
-"""The limit for the larger tensor. Up to it both are faster with every number of ranks that was measured (4 to 32)."""
+"""Limit for the larger tensor. Below it, all-gather and all-reduce are faster at every measured size of a group (4 to
+32)."""
 MAX_SCATTERED_BYTES = 32 << 20
-"""The limit for a reduce-scatter, for which gloo's ring moves a whole all-reduce. Direct, it takes half of the CPU time
-at 6 and 16 MiB (3, 4 and 8 ranks), two thirds at 48 MiB. A gather gains nothing above MAX_BYTES."""
+"""Limit for a reduce-scatter, for which gloo's ring moves a whole all-reduce. Direct, it takes half of the CPU time at
+6 and 16 MiB (3, 4 and 8 ranks), two thirds at 48 MiB. An all-gather gains nothing above MAX_BYTES."""
 _MAX_REPEATED_BYTES = 1 << 20
-"""The limit for all copies of what is reduced in one round."""
+"""Limit for all copies of a tensor that is reduced in one round."""
 _MIN_RANKS = 3
-"""The ring of two ranks is one round, too."""
+"""A ring of two ranks also has one round."""
 
 
 class DirectAllGather(DefaultAllGather):
-    """Given to FSDPModule.set_custom_all_gather."""
+    """The collective for FSDPModule.set_custom_all_gather."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         if async_op or not _is_direct(output_tensor, group):
             return super().__call__(output_tensor, input_tensor, group, async_op)
-        _gather(output_tensor, input_tensor, group)
+        _all_gather(output_tensor, input_tensor, group)
         return None
 
 
@@ -62,7 +63,7 @@ class DirectReduceScatter(DefaultReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """Adds in fp32, if the tensors have less."""
+        """Add up the summands, in fp32 if the tensors have fewer bits."""
         if async_op or op != dist.ReduceOp.SUM or not _is_direct(input_tensor, group, self._max_bytes):
             return super().__call__(output_tensor, input_tensor, group, op, async_op)
         summands = torch.empty_like(input_tensor)
@@ -72,13 +73,15 @@ class DirectReduceScatter(DefaultReduceScatter):
 
 
 def all_reduce_small(tensor: Tensor) -> None:
-    """Replaces a 1-D tensor by its sum over all ranks, with the same bits on every rank."""
+    """Replace a 1-D tensor by its sum over all ranks, with the same bits on every rank."""
     begin_all_reduce_small(tensor)()
 
 
 def begin_all_reduce_small(tensor: Tensor) -> Callable[[], None]:
-    """The same in two parts: the collective has begun when this returns, if it has one round. The tensor has the sum
-    after what is returned was called."""
+    """Begin `all_reduce_small`; the returned function completes it.
+
+    With one round, the collective runs in between. With two rounds, the returned function runs all of it.
+    """
     group = dist.group.WORLD
     if group is None or not _is_direct(tensor, group):
         work = dist.all_reduce(tensor, async_op=True)
@@ -87,11 +90,11 @@ def begin_all_reduce_small(tensor: Tensor) -> Callable[[], None]:
     if tensor.nbytes * num_ranks > _MAX_REPEATED_BYTES:
         return lambda: _all_reduce_in_two_rounds(tensor, group)
     summands = tensor.new_empty(num_ranks * tensor.numel())
-    gathering = dist.all_to_all_single(summands, torch.cat([tensor] * num_ranks), group=group, async_op=True)
+    exchange = dist.all_to_all_single(summands, torch.cat([tensor] * num_ranks), group=group, async_op=True)
 
     def add_up() -> None:
-        _wait(gathering)
-        _sum_of_rows(summands.view(num_ranks, -1), tensor)
+        _wait(exchange)
+        _add_rows(summands.view(num_ranks, -1), tensor)
 
     return add_up
 
@@ -108,20 +111,20 @@ def _all_reduce_in_two_rounds(tensor: Tensor, group: dist.ProcessGroup) -> None:
     whole[: tensor.numel()] = tensor
     summands = torch.empty_like(whole)
     dist.all_to_all_single(summands, whole, group=group)
-    _gather(whole, _sum_of_rows(summands.view(num_ranks, -1), whole.new_empty(size)), group)
+    _all_gather(whole, _add_rows(summands.view(num_ranks, -1), whole.new_empty(size)), group)
     tensor.copy_(whole[: tensor.numel()])
 
 
-def _is_direct(larger: Tensor, group: dist.ProcessGroup, max_bytes: int = MAX_BYTES) -> bool:
-    return larger.device.type == "cpu" and group.size() >= _MIN_RANKS and larger.nbytes <= max_bytes
+def _is_direct(tensor: Tensor, group: dist.ProcessGroup, max_bytes: int = MAX_BYTES) -> bool:
+    return tensor.device.type == "cpu" and group.size() >= _MIN_RANKS and tensor.nbytes <= max_bytes
 
 
-def _gather(output: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
+def _all_gather(output: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
     dist.all_to_all_single(output, part.repeat(group.size()), group=group)
 
 
-def _sum_of_rows(rows: Tensor, total: Tensor) -> Tensor:
-    """Adds the rows one by one, so that every processor adds in the same order, whatever its vectors."""
+def _add_rows(rows: Tensor, total: Tensor) -> Tensor:
+    """Add the rows one by one, so that processors with other vector units add in the same order."""
     first, *others = rows.unbind()
     total.copy_(first)
     for row in others:

@@ -31,15 +31,15 @@ def is_capturing() -> bool:
     return _state["is_capturing"]
 
 
-def function_of(program: ProgramFile) -> Callable[[Any], None]:
-    """The function that the program gives to `shoal.run`.
+def load_function(program: ProgramFile) -> Callable[[Any], None]:
+    """Run the program up to `shoal.run`, and return the function that it gives.
 
     Raises:
         RuntimeError: the file has ended without it.
         FileNotFoundError: there is no such file or module.
     """
     main = ModuleType("__main__")
-    code = _prepared(program, main)
+    code = _prepare(program, main)
     sys.modules["__main__"] = main  # classes of the file are looked up there
     _state["is_capturing"] = True
     try:
@@ -54,8 +54,8 @@ def function_of(program: ProgramFile) -> Callable[[Any], None]:
     )
 
 
-def _prepared(program: ProgramFile, main: ModuleType) -> CodeType:
-    """The code, once the process looks as `python FILE` or `python -m MODULE` would make it."""
+def _prepare(program: ProgramFile, main: ModuleType) -> CodeType:
+    """Make the process look as `python FILE` or `python -m MODULE` would, and return the code."""
     if program.file is not None:
         path = Path(program.file).absolute()
         if not path.is_file():

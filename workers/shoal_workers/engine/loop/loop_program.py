@@ -21,7 +21,7 @@ from shoal_workers.engine.generation_ends import EngineError, Fenced, GroupBroke
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import LoopEnd
-from shoal_workers.engine.loop.entry import function_of
+from shoal_workers.engine.loop.entry import load_function
 from shoal_workers.engine.loop.proof import LoopProof
 from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.loop.trials import TrialEngine
@@ -36,7 +36,7 @@ from shoal_workers.engine.state.restore import is_restoring, read_source, start_
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import Recent
 from shoal_workers.engine.step.generation import Membership
-from shoal_workers.engine.task.user_code import is_of_task, report_of
+from shoal_workers.engine.task.user_code import is_of_task, make_error_report
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 
@@ -84,7 +84,7 @@ class LoopProgram:
         add_packages(self._spec.code, self._position.note)
         if self._function is None:
             assert self._spec.loop is not None
-            self._function = self._user(function_of, self._spec.loop)
+            self._function = self._user(load_function, self._spec.loop)
         gc.collect()
         gc.freeze()  # what the imports have made is never garbage
         self._position.enter(Phase.IDLE)
@@ -158,7 +158,7 @@ class LoopProgram:
             is_storage = isinstance(error, OSError) and self._position.phase in (Phase.RESTORING, Phase.SAVING)
             if is_storage or is_collective_error(error) or not is_of_task(error):
                 raise
-            raise TaskFailed(report_of(error, self._position.phase, in_task_call=True)) from None
+            raise TaskFailed(make_error_report(error, self._position.phase, in_task_call=True)) from None
 
 
 @contextmanager

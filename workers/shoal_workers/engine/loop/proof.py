@@ -32,7 +32,7 @@ from shoal_workers.contract.checks.legality import loop_layout
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.loop.run import Run
-from shoal_workers.engine.loop.trials import Crashed, Plan, TrialEngine, run_trials
+from shoal_workers.engine.loop.trials import Crashed, TrialEngine, TrialPlan, run_trials
 from shoal_workers.engine.loop.verdict import NEWCOMER, SPLIT, UNDISTURBED, WITH_TWO
 from shoal_workers.engine.process.confined import confine
 from shoal_workers.engine.proof.before_training import find_proof, keep_proof
@@ -118,9 +118,9 @@ class LoopProof:
                 os._exit(0)
         os.close(write_end)
 
-    def _plan(self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]) -> Plan:
-        return Plan(
-            spec=reduced(self._spec, self._directory, entered_after=1, on_gpu=False, in_memory=False),
+    def _plan(self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]) -> TrialPlan:
+        return TrialPlan(
+            spec=make_trial_spec(self._spec, self._directory, entered_after=1, on_gpu=False, in_memory=False),
             function=function,
             make_engine=make_engine,
             directory=self._directory,
@@ -151,7 +151,7 @@ class LoopProof:
         return LayoutProof(layout=self._layout, outcome=outcome, words=reason, seconds=seconds)
 
 
-def reduced(spec: JobSpec, directory: Path, *, entered_after: int, on_gpu: bool, in_memory: bool) -> JobSpec:
+def make_trial_spec(spec: JobSpec, directory: Path, *, entered_after: int, on_gpu: bool, in_memory: bool) -> JobSpec:
     """Return the spec of a trial: a checkpoint after that step, and with `in_memory` a snapshot after each step."""
     return spec.model_copy(
         update={
@@ -164,7 +164,7 @@ def reduced(spec: JobSpec, directory: Path, *, entered_after: int, on_gpu: bool,
     )
 
 
-def _run_and_judge(plan: Plan) -> tuple[ProofOutcome, str]:
+def _run_and_judge(plan: TrialPlan) -> tuple[ProofOutcome, str]:
     """Run the trials in this process. Return the outcome and its reason."""
     torch.set_num_threads(1)  # the threads of a parallel region do not survive a fork
     names = [UNDISTURBED, NEWCOMER, *([SPLIT] if plan.spec.elasticity.max_workers > 1 else [])]

@@ -7,8 +7,8 @@
     split         two ranks share the micro-batches
     noisy         undisturbed, with gradients that differ by more than rounding, in both directions
 
-Trials train with the real engine. They compute at most `Plan.most_micro_batches` of each half of a step. verdict.py
-compares the results. For the proof of a loop (proof.py) and for `shoal check` (check_loop.py).
+Trials train with the real engine. They compute at most `TrialPlan.most_micro_batches` of each half of a step.
+verdict.py compares the results. For the proof of a loop (proof.py) and for `shoal check` (check_loop.py).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Crashed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrialPlan:
     """What the trials of a loop have in common."""
 
     spec: JobSpec
@@ -111,7 +111,7 @@ class Plan:
         return self.entered_after + self.steps_after
 
 
-def run_trials(plan: Plan, names: Sequence[str], say: Callable[[str], None]) -> tuple[dict[str, Any], Trial]:
+def run_trials(plan: TrialPlan, names: Sequence[str], say: Callable[[str], None]) -> tuple[dict[str, Any], Trial]:
     """Run trials one after the other. Return the findings of `verdict`, or a failure, and the undisturbed trial.
 
     Repeated and noisy trials are added if they are needed to explain a difference.
@@ -142,7 +142,7 @@ def run_trials(plan: Plan, names: Sequence[str], say: Callable[[str], None]) -> 
     return findings, trials[UNDISTURBED]
 
 
-def _run_forked(plan: Plan, name: str) -> dict[str, Trial]:
+def _run_forked(plan: TrialPlan, name: str) -> dict[str, Trial]:
     """Run the ranks of a trial, each in a fork, and return their results by name. Call it without other threads.
 
     A trial thus begins with the variables as they were before `shoal.run`.
@@ -189,7 +189,9 @@ def _run_forked(plan: Plan, name: str) -> dict[str, Trial]:
 class _TrialRank:
     """A rank of a trial, in a process of its own."""
 
-    def __init__(self, plan: Plan, name: str, rank: int, world_size: int, address: tuple[int, int], key: str) -> None:
+    def __init__(
+        self, plan: TrialPlan, name: str, rank: int, world_size: int, address: tuple[int, int], key: str
+    ) -> None:
         self._plan = plan
         self._name = name
         self._rank = rank

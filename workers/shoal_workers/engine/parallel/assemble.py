@@ -48,7 +48,7 @@ from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.float8 import apply_float8
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.plain import PlainReplica
-from shoal_workers.engine.parallel.precision import apply_precisions, own_policies
+from shoal_workers.engine.parallel.precision import apply_precisions, make_policies
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
 from shoal_workers.engine.parallel.sharding import (
     hooked_parameters,
@@ -116,8 +116,8 @@ def assemble(
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
         places = places_of(hooked, stage.module)
-        own = own_policies(stage.module, precisions, spec.reduce_precision)
-        axes.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), own))
+        policies = make_policies(stage.module, precisions, spec.reduce_precision)
+        axes.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), policies))
         move_additions(places, stage.module)
         if stage.forward_pass is not None:
             stage.forward_pass.install_hooks(stage.module)

@@ -1,9 +1,9 @@
-"""Precision by module: which type each module of a model computes in, and the casts between modules of different types.
+"""Sets the precision of each module, and casts between modules of different types.
 
     a module         the precision of the pattern that matches its name; else that of the module that contains it; else
                      the spec's `precision`
     its parameters   fp32 for the optimizer, cast to the module's type when they are gathered: sharding.py gives them a
-                     group of their own in their unit, so a unit with two types is gathered in two collectives
+                     separate group in their unit, so a unit with two types is gathered in two collectives
     its inputs       cast to its type where it differs from that of the module around it
     its results      cast back there, except those of the model's last module, `plan.last[-1]`: logits keep their type
 
@@ -12,7 +12,7 @@
                   cast ^     ^ cast
 
 The casts are hooks that are installed before all other axes, so what the axes do at a module's ends sees the type of
-the module around it. One step of `assemble`, which alone calls it.
+the module around it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +34,12 @@ from shoal_workers.engine.parallel.sharding import CONTAINERS, compute_dtype, mi
 from shoal_workers.torch_internals import tree_map
 
 Precisions = Mapping[str, Precision]
-"""By name, the modules whose precision is not the spec's `precision`."""
+"""Precision by name of a module, for modules that differ from the spec's `precision`."""
 _CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def apply_precisions(model: nn.Module, spec: JobSpec, plan: ParallelPlan) -> Precisions:
-    """Installs the casts in the whole model, before it is split.
+    """Install the casts in the whole model, before it is split; return which modules differ from the spec.
 
     Raises:
         ValueError: a pattern matches no module, two patterns with different types match one module, or two modules of
@@ -47,23 +48,23 @@ def apply_precisions(model: nn.Module, spec: JobSpec, plan: ParallelPlan) -> Pre
     if not spec.module_precision:
         return {}
     _refuse_unmatched(model, spec.module_precision)
-    precisions = _resolved(model, spec)
+    precisions = _resolve_precisions(model, spec)
     _refuse_shared(model, precisions)
     last = plan.last[-1] if plan.last else None
     for name, module in model.named_modules():
-        outer = precisions[_caller(model, name)] if name else precisions[name]
+        outer = precisions[_find_caller(model, name)] if name else precisions[name]
         if precisions[name] is outer:
             continue
-        module.register_forward_pre_hook(_casts_inputs(compute_dtype(precisions[name])), with_kwargs=True)
+        module.register_forward_pre_hook(partial(_cast_inputs, compute_dtype(precisions[name])), with_kwargs=True)
         if name != last:
-            module.register_forward_hook(_casts_results(compute_dtype(outer)))
+            module.register_forward_hook(partial(_cast_results, compute_dtype(outer)))
     return {name: precision for name, precision in precisions.items() if precision is not spec.precision}
 
 
-def own_policies(
+def make_policies(
     part: nn.Module, precisions: Precisions, reduction: Precision
 ) -> dict[nn.Module, MixedPrecisionPolicy]:
-    """FSDP's policies of the modules of a part that have another precision than the spec's."""
+    """Make FSDP's policies for the modules of a part whose precision differs from the spec's."""
     return {
         module: mixed_precision(precisions[name], reduction)
         for name, module in part.named_modules()
@@ -71,7 +72,7 @@ def own_policies(
     }
 
 
-def _resolved(model: nn.Module, spec: JobSpec) -> dict[str, Precision]:
+def _resolve_precisions(model: nn.Module, spec: JobSpec) -> dict[str, Precision]:
     precisions = {"": spec.precision}
     for name, _ in model.named_modules(remove_duplicate=False):
         if not name:
@@ -86,8 +87,8 @@ def _resolved(model: nn.Module, spec: JobSpec) -> dict[str, Precision]:
     return precisions
 
 
-def _caller(model: nn.Module, name: str) -> str:
-    """Name of the module whose forward calls this one: containers have none."""
+def _find_caller(model: nn.Module, name: str) -> str:
+    """Return the name of the module whose forward calls this one. A container calls none."""
     outer = name.rpartition(".")[0]
     while outer and isinstance(model.get_submodule(outer), CONTAINERS):
         outer = outer.rpartition(".")[0]
@@ -98,39 +99,33 @@ def _refuse_unmatched(model: nn.Module, patterns: Mapping[str, Precision]) -> No
     names = [name for name, _ in model.named_modules() if name]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern.replace("*", ""), names, n=3, cutoff=0.3) or names[:3]
+            nearest = difflib.get_close_matches(pattern.replace("*", ""), names, n=3, cutoff=0.3) or names[:3]
             raise ValueError(
                 f"module_precision {pattern!r} matches no module of the model. The nearest names are "
-                f"{', '.join(map(repr, near))}; `*` stands for any characters."
+                f"{', '.join(map(repr, nearest))}; `*` stands for any characters."
             )
 
 
 def _refuse_shared(model: nn.Module, precisions: Mapping[str, Precision]) -> None:
-    owners: dict[int, dict[Precision, str]] = defaultdict(dict)
+    names_of_parameters: dict[int, dict[Precision, str]] = defaultdict(dict)
     for name, module in model.named_modules(remove_duplicate=False):
         for attribute, parameter in module.named_parameters(recurse=False):
-            owners[id(parameter)].setdefault(precisions[name], f"{name}.{attribute}")
-    for owner in owners.values():
-        if len(owner) > 1:
-            texts = " and ".join(f"{name} ({precision})" for precision, name in owner.items())
+            names_of_parameters[id(parameter)].setdefault(precisions[name], f"{name}.{attribute}")
+    for names in names_of_parameters.values():
+        if len(names) > 1:
+            pairs = " and ".join(f"{name} ({precision})" for precision, name in names.items())
             raise ValueError(
-                f"module_precision gives two types to one tied parameter: {texts}. A parameter is gathered in one "
+                f"module_precision gives two types to one tied parameter: {pairs}. A parameter is gathered in one "
                 "type: give both modules the same."
             )
 
 
-def _casts_inputs(dtype: torch.dtype) -> Any:
-    def cast_inputs(module: nn.Module, arguments: Any, named: Any) -> Any:
-        return _cast(arguments, dtype), _cast(named, dtype)
-
-    return cast_inputs
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, arguments: Any, named: Any) -> Any:
+    return _cast(arguments, dtype), _cast(named, dtype)
 
 
-def _casts_results(dtype: torch.dtype) -> Any:
-    def cast_results(module: nn.Module, arguments: Any, results: Any) -> Any:
-        return _cast(results, dtype)
-
-    return cast_results
+def _cast_results(dtype: torch.dtype, module: nn.Module, arguments: Any, results: Any) -> Any:
+    return _cast(results, dtype)
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:

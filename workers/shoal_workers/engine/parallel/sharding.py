@@ -60,7 +60,7 @@ def shard_model(
     policy: MixedPrecisionPolicy,
     units: Sequence[nn.Module],
     experts: Collection[nn.Module] = (),
-    own: Mapping[nn.Module, MixedPrecisionPolicy] | None = None,
+    policies: Mapping[nn.Module, MixedPrecisionPolicy] | None = None,
 ) -> CollectiveOrder:
     """Shard `model` in place. Needs no communication.
 
@@ -68,18 +68,18 @@ def shard_model(
         policy: the dtypes of computation and reduction, see parallel/sharding.py.
         units: modules whose parameters are gathered together; innermost first, then the root with all others.
         experts: modules whose parameters the ep axis has split already; FSDP splits them over the rest of the shards.
-        own: the policies of modules that have another one.
+        policies: the policies of modules whose dtypes differ from `policy`.
     """
-    own = own or {}
+    policies = policies or {}
     assert meshes.experts is not None or not experts
     if meshes.experts is not None:
         for module in experts:
-            _fully_shard(module, meshes.experts, meshes.layout, policy, own)
+            _fully_shard(module, meshes.experts, meshes.layout, policy, policies)
     chosen = set(units) - {model}
     for module in reversed(list(model.modules())):
         if module in chosen:
-            _fully_shard(module, meshes.dense, meshes.layout, policy, own)
-    _fully_shard(model, meshes.dense, meshes.layout, policy, own)
+            _fully_shard(module, meshes.dense, meshes.layout, policy, policies)
+    _fully_shard(model, meshes.dense, meshes.layout, policy, policies)
     sum_gradients(model)
     # while gradients of a CPU are summed nothing else happens
     streams = meshes.dense.device_type != "cpu" and meshes.layout.pp == 1
@@ -120,7 +120,7 @@ def _fully_shard(
     mesh: DeviceMesh,
     layout: Layout,
     policy: MixedPrecisionPolicy,
-    own: Mapping[nn.Module, MixedPrecisionPolicy],
+    policies: Mapping[nn.Module, MixedPrecisionPolicy],
 ) -> None:
     shards = mesh.size(mesh.ndim - 1)
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if layout.offload else OffloadPolicy()
@@ -129,10 +129,10 @@ def _fully_shard(
         mesh=mesh,
         reshard_after_forward=not keeps_gathered(layout),
         shard_placement_fn=lambda parameter: _placement(parameter, shards),
-        mp_policy=own.get(module, policy),
+        mp_policy=policies.get(module, policy),
         offload_policy=offload,
     )
-    split_by_dtype(sharded, policy, own)
+    split_by_dtype(sharded, policy, policies)
 
 
 def _placement(parameter: nn.Parameter, num_shards: int) -> Shard | None:
@@ -195,7 +195,7 @@ def compute_dtype(compute: Precision) -> torch.dtype:
 
 
 def split_by_dtype(
-    module: FSDPModule, policy: MixedPrecisionPolicy, own: Mapping[nn.Module, MixedPrecisionPolicy]
+    module: FSDPModule, policy: MixedPrecisionPolicy, policies: Mapping[nn.Module, MixedPrecisionPolicy]
 ) -> None:
     """Called after fully_shard and its settings of communication, before anything runs. Parameters of one dtype and one
     policy are gathered together."""
@@ -203,7 +203,7 @@ def split_by_dtype(
     def kind_of(record: Any) -> tuple[torch.dtype, MixedPrecisionPolicy]:
         dtype: torch.dtype = record.sharded_param.dtype
         # Neither integers nor complex numbers may be cast to bf16 or fp16.
-        return dtype, own.get(module_of(record)[0], policy) if dtype.is_floating_point else MixedPrecisionPolicy()
+        return dtype, policies.get(module_of(record)[0], policy) if dtype.is_floating_point else MixedPrecisionPolicy()
 
     groups: list[FSDPParamGroup] = []
     for group in fsdp_groups(module):

@@ -28,7 +28,7 @@ from shoal_workers.engine.generation_ends import (
     TaskFailed,
 )
 from shoal_workers.engine.group.collectives import is_collective_error
-from shoal_workers.engine.task.user_code import report_of
+from shoal_workers.engine.task.user_code import make_error_report
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 
 _SAVING = (Phase.SAVING, Phase.COMMITTING)
@@ -57,10 +57,10 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
     if is_fenced or isinstance(error, Fenced):
         return GenerationEnd(ExitKind.INTERRUPTED)
     if isinstance(error, GroupBroken):
-        return GenerationEnd(ExitKind.COLLECTIVE_FAILED, report_of(error, phase))
+        return GenerationEnd(ExitKind.COLLECTIVE_FAILED, make_error_report(error, phase))
     if not isinstance(error, Exception):
         return None  # KeyboardInterrupt, SystemExit: not an error of training
-    report = error.report if isinstance(error, TaskFailed) else report_of(error, phase)
+    report = error.report if isinstance(error, TaskFailed) else make_error_report(error, phase)
     if isinstance(error, (StateMismatch, DataDiffers, NonFinite)):
         report = report.model_copy(update={"mistake": REFUSED})
     if isinstance(error, LayoutRefused):

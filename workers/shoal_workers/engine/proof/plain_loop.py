@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -181,23 +182,23 @@ class _Cast:
     parameters, whose gradients are added up in the parameters' own type. What its units get is cast, too."""
 
     def __init__(self, generation: Generation, model: nn.Module) -> None:
-        spec, own = generation.spec, apply_precisions(model, generation.spec, generation.plan)
+        spec, precisions = generation.spec, apply_precisions(model, generation.spec, generation.plan)
         units = {model, *generation.task.shard_units(model)}
         self._places: list[tuple[nn.Module, str, nn.Parameter, torch.dtype]] = []
         self._copies: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
         for name, module in model.named_modules():
-            dtype = compute_dtype(own.get(name, spec.precision))
+            dtype = compute_dtype(precisions.get(name, spec.precision))
             if dtype is compute_dtype(Precision.FP32):
                 continue
             for key, parameter in module._parameters.items():
                 if parameter is not None and parameter.is_floating_point():
                     self._places.append((module, key, parameter, dtype))
             if module in units:
-                module.register_forward_pre_hook(_casts(dtype), prepend=True, with_kwargs=True)
+                module.register_forward_pre_hook(partial(_cast_inputs, dtype), prepend=True, with_kwargs=True)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        self._copies = {id(one): (one, _copy(one, dtype)) for _, _, one, dtype in self._places}
+        self._copies = {id(parameter): (parameter, _copy(parameter, dtype)) for _, _, parameter, dtype in self._places}
         try:
             for module, key, parameter, _ in self._places:
                 setattr(module, key, self._copies[id(parameter)][1])
@@ -221,11 +222,11 @@ def _copy(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     return take_attributes(copy, parameter)
 
 
-def _casts(dtype: torch.dtype) -> Any:
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, arguments: Any, named: Any) -> Any:
     def cast(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-    return lambda _module, arguments, named: (tree_map(cast, arguments), tree_map(cast, named))
+    return tree_map(cast, arguments), tree_map(cast, named)
 
 
 def rounding(dtypes: Iterable[torch.dtype]) -> float:

@@ -30,7 +30,7 @@ from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.data_identity import DataChange, RankData, change_since, difference, differing_rank
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.snapshot_store.transfer.loading import Loaded
+from shoal_workers.snapshot_store.transfer.loading import LoadResult
 
 _NOTE_EVERY_S = 0.5
 
@@ -131,7 +131,7 @@ def read_source(
     store: SnapshotStore | None,
     *,
     optional: Mapping[str, str] | None = None,
-) -> Loaded:
+) -> LoadResult:
     """Fill tensors from the snapshot or the checkpoint that the assignment names. Raises as `restore`.
 
     `optional`: those that the source may lack, each with its parameter's name."""
@@ -144,10 +144,10 @@ def read_source(
     assert assignment.restore_from is not None
     filled = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(membership))
     num_bytes = sum(local_tensor(tensor).nbytes for name, tensor in tensors.items() if name not in filled.absent)
-    return Loaded(filled.extra, num_bytes, 0, filled.other_extras, filled.absent, filled.unread)
+    return LoadResult(filled.extra, num_bytes, 0, filled.other_extras, filled.absent, filled.unread)
 
 
-def _plain_values(loaded: Loaded) -> dict[str, object]:
+def _plain_values(loaded: LoadResult) -> dict[str, object]:
     """The optimizer's values that are not tensors: each rank has saved those of its own parameters."""
     values: dict[str, object] = {}
     for extra in (*loaded.other_extras, loaded.extra):

@@ -113,7 +113,7 @@ class UserCode:
             raise self._failed(error) from None
 
     def _failed(self, error: BaseException) -> TaskFailed:
-        return TaskFailed(report_of(error, self._phase(), in_task_call=True, place=self.place))
+        return TaskFailed(make_error_report(error, self._phase(), in_task_call=True, place=self.place))
 
     def _words(self, left: str) -> str:
         phase = self._phase()
@@ -133,7 +133,7 @@ def is_of_task(error: BaseException) -> bool:
     return not type(error).__module__.startswith("shoal_workers.")
 
 
-def report_of(
+def make_error_report(
     error: BaseException, phase: Phase, *, in_task_call: bool = False, place: Callable[[str], str] = lambda _: ""
 ) -> ErrorReport:
     """Flatten an exception for the wire, with its class and its origin, and without the engine's frames above the

@@ -333,7 +333,7 @@ class Shape:
         """Reserves twice `extra_bytes` for the plain values, since they grow."""
         index = _index_of(plan)
         room = max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
-        return Shape(plan, index, Regions.of(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
+        return Shape(plan, index, Regions.lay_out(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
 
     def index_of(self, names: Collection[str]) -> bytes:
         """The index of a part that has only these of the items; as long as the whole index."""

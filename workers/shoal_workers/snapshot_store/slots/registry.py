@@ -85,14 +85,7 @@ class SlotRegistry:
     def parts(self) -> Iterator[tuple[Path, PartHeader]]:
         """Yields every complete part in this node's memory, of all processes."""
         for path in self._slots(self.node, _PARTS):
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                header = read_header(fd)
-            finally:
-                os.close(fd)
+            header = _read_header_at(path)
             if header is not None:
                 yield path, header
 
@@ -120,19 +113,13 @@ class SlotRegistry:
                 os.close(part.fd)
 
     def remove_dead_slots(self, generation: int) -> None:
-        """Removes the dead processes' slots on this node that are incomplete or of generations before this one."""
+        """Remove the dead processes' slots on this node that are incomplete or of generations before this one."""
         for process in _directories(self.node):
             if process == self.path or _is_locked(process / _OWNER):
                 continue
             for path in self._slots_of(process, _PARTS):
-                with suppress(FileNotFoundError):
-                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                    try:
-                        header = read_header(fd)
-                    finally:
-                        os.close(fd)
-                    if is_outdated(header, before=generation):
-                        path.unlink()
+                if is_outdated(_read_header_at(path), before=generation):
+                    path.unlink(missing_ok=True)
             if not any(self._slots_of(process, _PARTS)):
                 shutil.rmtree(process, ignore_errors=True)
 
@@ -311,6 +298,18 @@ def _claim(node: Path, worker: str) -> tuple[int, Path]:
         os.close(fd)
         raise
     return fd, final
+
+
+def _read_header_at(path: Path) -> PartHeader | None:
+    """Return the header of the complete part in the file; None also if the file was removed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_header(fd)
+    finally:
+        os.close(fd)
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -55,7 +55,7 @@ class Regions:
     num_bytes: int
 
     @staticmethod
-    def of(*, index_bytes: int, extra_room: int, num_bytes: int) -> Regions:
+    def lay_out(*, index_bytes: int, extra_room: int, num_bytes: int) -> Regions:
         extra_offset = _round_up(PAGE_BYTES + index_bytes, _ALIGNMENT_BYTES)
         payload_offset = _round_up(extra_offset + extra_room, PAGE_BYTES)
         return Regions(PAGE_BYTES, index_bytes, extra_offset, extra_room, payload_offset, num_bytes)

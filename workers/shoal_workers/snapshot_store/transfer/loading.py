@@ -45,13 +45,13 @@ _PATIENCE_S = 5.0
 _QUEUE_S = 20.0
 """A server accepts a connection only when it has a free thread: a thousand ranks may want part 0 at once."""
 
-Mapped = Callable[[int, int], mmap.mmap | None]
+FindMap = Callable[[int, int], mmap.mmap | None]
 """Returns, for a descriptor and a number of bytes, a map of at least these bytes of the file, if this process has
 one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadResult:
     extra: dict[str, Any]
     """The plain values that rank 0 of the snapshot's generation saved."""
     local_bytes: int
@@ -75,12 +75,12 @@ def load(
     source: SnapshotSource,
     *,
     registry: SlotRegistry,
-    mapped: Mapped,
+    find_map: FindMap,
     node_id: str,
     key: str,
     check: Callable[[], None],
     optional: Mapping[str, str] | None = None,
-) -> Loaded:
+) -> LoadResult:
     """SnapshotLost if a part cannot be read, or does not fit the state. An error that `check` raises passes through.
 
     `optional`: as for `plan_needed`."""
@@ -88,7 +88,7 @@ def load(
     registry.scan()
     with ExitStack() as resources:
         resources.enter_context(_paused_collector())
-        reader = _Reader(source, registry, mapped, node_id, key, check, resources)
+        reader = _Reader(source, registry, find_map, node_id, key, check, resources)
         try:
             plan = plan_needed(state, source.world_size, reader.indexes, directory="in memory", optional=optional)
         except CheckpointError as error:
@@ -103,7 +103,7 @@ def load(
                     num_bytes[part.is_local] += part.fill(by_part[payload_name(rank)])
                     if not part.is_unchanged():
                         raise PeerRefused("it was overwritten while it was read")
-        return Loaded(
+        return LoadResult(
             plan.extra,
             local_bytes=num_bytes[True],
             remote_bytes=num_bytes[False],
@@ -134,7 +134,7 @@ class _Reader:
         self,
         source: SnapshotSource,
         registry: SlotRegistry,
-        mapped: Mapped,
+        find_map: FindMap,
         node_id: str,
         key: str,
         check: Callable[[], None],
@@ -142,7 +142,7 @@ class _Reader:
     ) -> None:
         self._source = source
         self._registry = registry
-        self._mapped = mapped
+        self._find_map = find_map
         self._node_id = node_id
         self._key = key
         self._check = check
@@ -162,25 +162,29 @@ class _Reader:
         source, server = self._source, self._source.parts[rank]
         with self.raises_snapshot_lost(rank):
             self._check()
-            here = self._open_here(rank)
-            if here is None and server.node_id == self._node_id:
+            local_part = self._open_local(rank)
+            if local_part is None and server.node_id == self._node_id:
                 # not as a file: the process that the supervisor named makes one, once for all ranks of this node
-                self._remote(rank)
-                here = self._open_here(rank, scans=True)
-                if here is None:
+                self._open_remote(rank)
+                local_part = self._open_local(rank, scans=True)
+                if local_part is None:
                     raise PeerRefused("it no longer exists, or is not complete")
-            part = LocalPart(here, self._check, self._mapped) if here is not None else self._remote(rank)
+            part = (
+                LocalPart(local_part, self._check, self._find_map)
+                if local_part is not None
+                else self._open_remote(rank)
+            )
             if part.index.world_size != source.world_size:
                 raise PeerRefused(f"its world size is {part.index.world_size}, not {source.world_size}")
             return part
 
-    def _open_here(self, rank: int, *, scans: bool = False) -> OpenPart | None:
+    def _open_local(self, rank: int, *, scans: bool = False) -> OpenPart | None:
         opened = self._registry.open_part(self._source.generation, rank, self._source.step, scans=scans)
         return self._resources.enter_context(opened)
 
-    def _remote(self, rank: int) -> RemotePart:
+    def _open_remote(self, rank: int) -> RemotePart:
         source = self._source
-        return RemotePart(lambda: self._connected(source.parts[rank]), source.generation, rank, source.step)
+        return RemotePart(lambda: self._connect(source.parts[rank]), source.generation, rank, source.step)
 
     @contextmanager
     def raises_snapshot_lost(self, rank: int) -> Iterator[None]:
@@ -193,7 +197,7 @@ class _Reader:
         source = self._source
         return SnapshotLost(source.generation, source.step, rank, source.parts[rank].node_id, why)
 
-    def _connected(self, server: SnapshotServer) -> Wire:
+    def _connect(self, server: SnapshotServer) -> Wire:
         if self._wire is None or self._wire[0] != server:
             self._hang_up()
             wire = connect(server, self._key, check=self._check, patience_s=_PATIENCE_S, queue_s=_QUEUE_S)
@@ -214,12 +218,10 @@ class LocalPart:
 
     is_local = True
 
-    def __init__(
-        self, part: OpenPart, check: Callable[[], None], mapped: Callable[[int, int], mmap.mmap | None]
-    ) -> None:
+    def __init__(self, part: OpenPart, check: Callable[[], None], find_map: FindMap) -> None:
         self._part = part
         self._check = check
-        self._mapped = mapped
+        self._find_map = find_map
         header = part.header
         index = os.pread(part.fd, header.index_bytes, header.index_offset)
         extra = os.pread(part.fd, header.extra_bytes, header.extra_offset)
@@ -233,7 +235,7 @@ class LocalPart:
         """Copies what these reads need of this part into their targets; returns the bytes read."""
         start, num_bytes = self._part.header.payload_offset, 0
         end = start + self._part.header.num_bytes
-        memory = self._mapped(self._part.fd, end)
+        memory = self._find_map(self._part.fd, end)
         window = _Window(self._part.fd, end, memory)
         for read in reads:
             self._check()
@@ -298,17 +300,17 @@ class RemotePart:
     """A part that is read over a connection, with the methods of LocalPart. The caller owns the connection, and uses it
     for the process's other parts, too.
 
-    `connected`: returns it; a new one if it was closed meanwhile."""
+    `connect_to_server`: returns it; a new one if it was closed meanwhile."""
 
     is_local = False
 
-    def __init__(self, connected: Callable[[], Wire], generation: int, rank: int, step: int) -> None:
-        self._connected = connected
-        wire = connected()
+    def __init__(self, connect_to_server: Callable[[], Wire], generation: int, rank: int, step: int) -> None:
+        self._connect = connect_to_server
+        wire = connect_to_server()
         answer = call(wire, Request(verb=Verb.FIND, part=Part(generation=generation, rank=rank, step=step))).part
         if answer is None:
             raise PeerRefused("its answer contains no part")
-        self._found = answer
+        self._remote_part = answer
         self.index = _index(
             wire.receive(answer.index_bytes),
             wire.receive(answer.extra_bytes),
@@ -324,8 +326,8 @@ class RemotePart:
             return 0
         scratch = torch.empty(max((p.num_bytes for p in pieces if not _is_direct(p)), default=0), dtype=torch.uint8)
         ranges = tuple((piece.offset, piece.num_bytes) for piece in pieces)
-        wire = self._connected()
-        call(wire, Request(verb=Verb.READ, part=self._found, ranges=ranges))
+        wire = self._connect()
+        call(wire, Request(verb=Verb.READ, part=self._remote_part, ranges=ranges))
         for piece in pieces:
             target = piece.fill.target
             if _is_direct(piece):
@@ -337,8 +339,8 @@ class RemotePart:
         return sum(piece.num_bytes for piece in pieces)
 
     def is_unchanged(self) -> bool:
-        wire = self._connected()
-        wire.send_message(Request(verb=Verb.UNCHANGED, part=self._found))
+        wire = self._connect()
+        wire.send_message(Request(verb=Verb.UNCHANGED, part=self._remote_part))
         return wire.receive_message(Answer).ok
 
 

@@ -1,4 +1,4 @@
-"""What processes of one attempt request of each other. Each request is one frame, and so is its answer.
+"""Requests between the snapshot stores of one attempt. Each request and each answer is one frame.
 
     FIND       part           -> Answer(part), then index JSON and extra JSON, raw
     READ       part, ranges   -> Answer, then the bytes of the ranges one after the other, raw
@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader
 from shoal_workers.snapshot_store.transfer.wire import PeerRefused, Wire
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
@@ -40,7 +41,20 @@ class Part(Frozen):
     index_bytes: Count = 0
     extra_bytes: Count = 0
     sequence: Count = 0
-    """Sequence word of the slot that holds it, when it was found."""
+    """Sequence word of the slot that holds it, when its header was read."""
+
+    @classmethod
+    def from_header(cls, header: PartHeader) -> Part:
+        return cls(
+            generation=header.generation,
+            rank=header.rank,
+            world_size=header.world_size,
+            step=header.step,
+            num_bytes=header.num_bytes,
+            index_bytes=header.index_bytes,
+            extra_bytes=header.extra_bytes,
+            sequence=header.sequence,
+        )
 
 
 class Request(Frozen):
@@ -62,13 +76,16 @@ class Answer(Frozen):
 
 
 def call(wire: Wire, request: Request) -> Answer:
-    """Sends the request; returns the answer. PeerRefused if it is not ok, other OSErrors if the connection fails."""
+    """Send the request and return the answer.
+
+    PeerRefused if it is not ok, another OSError if the connection fails.
+    """
     wire.send_message(request)
     return receive_ok(wire)
 
 
 def receive_ok(wire: Wire) -> Answer:
-    """The next answer. PeerRefused if it is not ok."""
+    """Return the next answer. PeerRefused if it is not ok."""
     answer = wire.receive_message(Answer)
     if not answer.ok:
         raise PeerRefused(answer.why)

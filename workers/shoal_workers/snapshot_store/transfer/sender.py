@@ -150,17 +150,8 @@ class Sender:
 
 
 def put(wire: Wire, memory: memoryview, header: PartHeader, *, keep_step: int | None = None) -> float:
-    """Sends the slot in `memory`. Returns the buddy's CPU seconds once its copy is complete; OSError otherwise."""
-    part = Part(
-        generation=header.generation,
-        rank=header.rank,
-        world_size=header.world_size,
-        step=header.step,
-        num_bytes=header.num_bytes,
-        index_bytes=header.index_bytes,
-        extra_bytes=header.extra_bytes,
-    )
-    call(wire, Request(verb=Verb.PUT, part=part, keep_step=keep_step))
+    """Send the slot in `memory`. Return the buddy's CPU seconds once its copy is complete; OSError otherwise."""
+    call(wire, Request(verb=Verb.PUT, part=Part.from_header(header), keep_step=keep_step))
     for offset, count in (
         (header.index_offset, header.index_bytes),
         (header.extra_offset, header.extra_bytes),

@@ -1,4 +1,4 @@
-"""Serves the parts in this node's memory to processes of other nodes, and receives their copies.
+"""Serves this node's snapshot parts to other nodes, and receives copies of theirs.
 
     accept thread ---> one thread per connection, at most MAX_CONNECTIONS: proof of the key, then requests, until the
                        client closes the connection
@@ -12,13 +12,14 @@ last byte. Started and closed by the snapshot store.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 
-from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.slots.slot_files import Regions, Stamp
@@ -38,14 +39,14 @@ _log = logging.getLogger(__name__)
 
 
 class PartServer:
-    """Listens from its construction on; its threads are daemons."""
+    """Listens from its construction until `close`; its threads are daemons."""
 
     def __init__(self, registry: SlotRegistry, buddies: BuddySlots, *, key: str, host: str) -> None:
         self._registry = registry
         self._buddies = buddies
         self._key = key
         self._stopped = threading.Event()
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._free_connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._threads: set[threading.Thread] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=_MAX_QUEUED)
@@ -54,7 +55,7 @@ class PartServer:
         self._accepting.start()
 
     def close(self) -> None:
-        """Returns when every thread has ended."""
+        """Stop listening; return when every thread has ended."""
         self._stopped.set()
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._accepting.join()
@@ -64,11 +65,11 @@ class PartServer:
 
     def _accept(self) -> None:
         while True:
-            self._free.acquire()
+            self._free_connections.acquire()
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                self._free.release()
+                self._free_connections.release()
                 if self._stopped.is_set():
                     return
                 _log.warning("snapshot_store.accept_failed", exc_info=True)
@@ -79,8 +80,9 @@ class PartServer:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
+        check = partial(self._raise_if_stopped, time.monotonic() + _PROOF_S)
         try:
-            with Wire(sock, check=_Deadline(self._stopped), patience_s=_PROOF_S) as wire:
+            with Wire(sock, check=check, patience_s=_PROOF_S) as wire:
                 wire.challenge(self._key)
                 wire.set_limits(self._raise_if_stopped, patience_s=_PATIENCE_S)
                 while True:
@@ -91,19 +93,19 @@ class PartServer:
             _log.exception("snapshot_store.request_failed")
         finally:
             self._threads.discard(threading.current_thread())
-            self._free.release()
+            self._free_connections.release()
 
     def _answer(self, wire: Wire, request: Request) -> None:
         if request.verb is Verb.PUT:
             self._receive_copy(wire, request.part, request.keep_step)
             return
-        wanted = request.part
-        with self._registry.open_part(wanted.generation, wanted.rank, wanted.step) as stored_part:
+        requested = request.part
+        with self._registry.open_part(requested.generation, requested.rank, requested.step) as stored_part:
             if stored_part is None:
                 wire.send_message(Answer(ok=False, why="it no longer exists, or is not complete"))
             elif request.verb is Verb.FIND:
-                _describe(wire, stored_part)
-            elif stored_part.header.sequence != wanted.sequence:
+                _send_description(wire, stored_part)
+            elif stored_part.header.sequence != requested.sequence:
                 wire.send_message(Answer(ok=False, why="it was overwritten"))
             elif request.verb is Verb.UNCHANGED:
                 wire.send_message(Answer())
@@ -115,7 +117,7 @@ class PartServer:
 
     def _receive_copy(self, wire: Wire, part: Part, keep_step: int | None) -> None:
         start_s = time.thread_time()
-        regions = Regions.of(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
+        regions = Regions.lay_out(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
         try:
             slot = self._buddies.acquire(regions, generation=part.generation, rank=part.rank, keep_step=keep_step)
         except (SharedMemoryFull, OutdatedCopy) as error:
@@ -136,57 +138,23 @@ class PartServer:
             self._buddies.release(slot)
         wire.send_message(Answer(cpu_s=time.thread_time() - start_s))
 
-    def _raise_if_stopped(self) -> None:
+    def _raise_if_stopped(self, proof_due_mono: float = math.inf) -> None:
+        """Raise ConnectionAbortedError if the store closes, or if the client has not proved in time that it knows the
+        key. A byte now and then does not extend that time."""
         if self._stopped.is_set():
             raise ConnectionAbortedError("this process is closing its snapshot store")
-
-
-class _Deadline:
-    """Cuts off a client that has not proved in time that it knows the key, even if it sends a byte now and then."""
-
-    def __init__(self, stopped: threading.Event) -> None:
-        self._stopped = stopped
-        self._until = time.monotonic() + _PROOF_S
-
-    def __call__(self) -> None:
-        if self._stopped.is_set() or time.monotonic() > self._until:
+        if time.monotonic() > proof_due_mono:
             raise ConnectionAbortedError(f"the client did not prove within {_PROOF_S:g} s that it knows the key")
 
 
-def snapshot_parts_of(registry: SlotRegistry, node_id: str) -> tuple[SnapshotPart, ...]:
-    """Returns every complete part in this node's memory, each once, sorted by generation, step and rank."""
-    parts = {
-        SnapshotPart(
-            generation=header.generation,
-            rank=header.rank,
-            world_size=header.world_size,
-            step=header.step,
-            num_bytes=header.num_bytes,
-            node_id=node_id,
-        )
-        for _, header in registry.parts()
-    }
-    return tuple(sorted(parts, key=lambda part: (part.generation, part.step, part.rank)))
-
-
-def _describe(wire: Wire, stored_part: OpenPart) -> None:
+def _send_description(wire: Wire, stored_part: OpenPart) -> None:
     header = stored_part.header
     index = os.pread(stored_part.fd, header.index_bytes, header.index_offset)
     extra = os.pread(stored_part.fd, header.extra_bytes, header.extra_offset)
     if not stored_part.is_unchanged():
         wire.send_message(Answer(ok=False, why="it is being overwritten"))
         return
-    part = Part(
-        generation=header.generation,
-        rank=header.rank,
-        world_size=header.world_size,
-        step=header.step,
-        num_bytes=header.num_bytes,
-        index_bytes=header.index_bytes,
-        extra_bytes=header.extra_bytes,
-        sequence=header.sequence,
-    )
-    wire.send_message(Answer(part=part))
+    wire.send_message(Answer(part=Part.from_header(header)))
     wire.send(index)
     wire.send(extra)
 
@@ -197,11 +165,11 @@ def _send_ranges(wire: Wire, part: OpenPart, ranges: Iterable[tuple[int, int]]) 
     for offset, count in ranges:
         position, end = part.header.payload_offset + offset, part.header.payload_offset + offset + count
         while position < end:
-            got = os.preadv(part.fd, [buffer[filled : filled + min(end - position, CHUNK_BYTES)]], position)
-            if got == 0:
+            count_read = os.preadv(part.fd, [buffer[filled : filled + min(end - position, CHUNK_BYTES)]], position)
+            if not count_read:
                 raise ConnectionError("the slot is shorter than its header says")
-            position += got
-            filled += got
+            position += count_read
+            filled += count_read
             if filled == len(buffer):
                 wire.send(buffer)
                 filled = 0

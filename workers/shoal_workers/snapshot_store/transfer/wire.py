@@ -156,7 +156,7 @@ def connect(
     """OSError if it cannot be reached in time, PeerRefused if it does not have the same key.
 
     `queue_s`: the server may serve others first for this long, if that is longer than `patience_s`."""
-    wire = Wire(connected((server.host, server.port), check, patience_s), check=check, patience_s=patience_s)
+    wire = Wire(open_socket((server.host, server.port), check, patience_s), check=check, patience_s=patience_s)
     try:
         wire.prove(key, queue_s=queue_s)
     except BaseException:
@@ -165,7 +165,7 @@ def connect(
     return wire
 
 
-def connected(address: tuple[str, int], check: Callable[[], None], patience_s: float) -> socket.socket:
+def open_socket(address: tuple[str, int], check: Callable[[], None], patience_s: float) -> socket.socket:
     """Connects within `patience_s`. Never asks a name server: the address is parsed as a number. OSError."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     socket.inet_pton(family, address[0].partition("%")[0])  # OSError for a name

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shoal_api.cli.render.fleet import clusters_table, fleet_goodput, nodes_table, top_page, webhooks_table
+from shoal_api.cli.render.fleet import fleet_goodput, render_clusters, render_nodes, render_top, render_webhooks
 from shoal_service.core.nodes import Cordon
 from shoal_service.fleet_views import ClusterSummary, ClusterView, DrainView, NodeView
 from shoal_service.views import JobSummary, WebhookView
@@ -33,7 +33,7 @@ def job(job_id: str, state: JobState = JobState.RUNNING, **fields: Any) -> JobSu
 
 def text_of(*arguments: Any, **options: Any) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(top_page(*arguments, **options))
+    console.print(render_top(*arguments, **options))
     return console.export_text()
 
 
@@ -63,7 +63,7 @@ def test_goodput_is_weighted_with_the_workers() -> None:
 def clusters_shown(*clusters: ClusterSummary) -> str:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(clusters_table(clusters))
+        console.print(render_clusters(clusters))
     return capture.get()
 
 
@@ -102,7 +102,7 @@ def test_a_node_is_drained_once_no_worker_is_left_on_it(num_workers: int, words:
     )
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(nodes_table([node]))
+        console.print(render_nodes([node]))
     shown = capture.get()
     assert f" {words} " in shown and "new disks" in shown
     assert ("2 workers left" in shown) == bool(num_workers)
@@ -112,13 +112,13 @@ def test_what_others_have_reserved_on_a_node_is_said() -> None:
     node = NodeView(node_id="a" * 56, ip="10.0.0.1", alive=True, cpus=8, gpus=1, memory_gib=8, cpus_of_others=6)
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(nodes_table([node]))
+        console.print(render_nodes([node]))
     assert "6 CPUs reserved by others" in capture.get()
 
 
 def hooks_shown(*hooks: WebhookView) -> list[str]:
     console = Console(file=StringIO(), width=200)
-    console.print(webhooks_table(hooks, 100.0))
+    console.print(render_webhooks(hooks, 100.0))
     assert isinstance(console.file, StringIO)
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from kit.worlds.written_service import SPEC
-from shoal_api.cli.render.fleet import rows_that_fit, top_page
-from shoal_api.cli.render.jobs import job_page, jobs_table
-from shoal_api.cli.render.plan import plan_page
-from shoal_api.cli.render.queue import dry_run_page, queue_page
+from shoal_api.cli.render.fleet import render_top, rows_that_fit
+from shoal_api.cli.render.jobs import render_job, render_jobs
+from shoal_api.cli.render.plan import render_plan
+from shoal_api.cli.render.queue import render_dry_run, render_queue
 from shoal_api.cli.render.terminal import new_table, shares, sparkline, steps, worker_bar
 from shoal_service.control.planning import PlanRequest, answer
 from shoal_service.core.downsampling import SeriesPoint
@@ -86,12 +86,12 @@ def _shown(width: int, *parts: Any) -> list[str]:
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_queue_and_top_are_readable_at_any_width(width: int) -> None:
-    for page in (queue_page(QUEUE, NOW, {}), [top_page([SUMMARY], CLUSTER, NOW)], [jobs_table([SUMMARY], NOW)]):
+    for page in (render_queue(QUEUE, NOW, {}), [render_top([SUMMARY], CLUSTER, NOW)], [render_jobs([SUMMARY], NOW)]):
         lines = _shown(width, *page)
         assert max(len(line.rstrip()) for line in lines) <= width
         assert any(ID in line for line in lines), "the id is whole"
         assert len(lines) < 16, "nothing is squeezed into a column of a few letters"
-    words = " ".join(" ".join(_shown(width, *queue_page(QUEUE, NOW, {}))).split())
+    words = " ".join(" ".join(_shown(width, *render_queue(QUEUE, NOW, {}))).split())
     assert REASON in words and "ada.lovelace" in words
 
 
@@ -111,19 +111,19 @@ def test_a_narrow_screen_has_room_for_fewer_jobs() -> None:
 @pytest.mark.parametrize(("ranks", "words"), [((), "step 4"), ((2,), "step 4, rank 2"), ((0, 2), "step 4, ranks 0, 2")])
 def test_a_failure_names_its_ranks_if_it_has_some(ranks: tuple[int, ...], words: str) -> None:
     failure = UserFailure(type="ValueError", message="no", traceback="", phase="forward", ranks=ranks, step=4)
-    [line] = [line for line in _shown(80, job_page(_job(failure=failure), (), NOW)) if "in forward" in line]
+    [line] = [line for line in _shown(80, render_job(_job(failure=failure), (), NOW)) if "in forward" in line]
     assert line.split("in forward, ")[1].strip() == words
 
 
 def test_a_failure_of_a_script_names_no_step_that_it_has_not_reported() -> None:
     failure = UserFailure(type="ExitStatus", message="no", traceback="", phase="script", ranks=(1,), step=0)
-    [line] = [line for line in _shown(80, job_page(_script(failure=failure), (), NOW)) if "in script" in line]
+    [line] = [line for line in _shown(80, render_job(_script(failure=failure), (), NOW)) if "in script" in line]
     assert line.split() == ["failure", "in", "script,", "rank", "1"]
 
 
 @pytest.mark.parametrize(("tokens", "unit"), [(320, "samples/s"), (320 * 128, "tokens/s")])
 def test_a_task_without_tokens_trains_on_samples(tokens: int, unit: str) -> None:
-    page = " ".join(_shown(80, job_page(_job(step=10, tokens=tokens, tokens_per_s=5.0), (), NOW)))
+    page = " ".join(_shown(80, render_job(_job(step=10, tokens=tokens, tokens_per_s=5.0), (), NOW)))
     assert unit in page
 
 
@@ -137,7 +137,7 @@ def test_what_a_script_has_not_reported_reads_so_and_its_command_is_shown() -> N
         "incidents": 1,
     }
     rows = dict(
-        line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), (), NOW)) if "  " in line.strip()
+        line.split(maxsplit=1) for line in _shown(100, render_job(_script(**status), (), NOW)) if "  " in line.strip()
     )
     assert rows["command"].strip() == "train.py --note 'a b', as by torchrun"
     for name in ("step", "loss", "tokens/s", "ETA"):
@@ -159,20 +159,22 @@ def test_what_a_script_has_reported_is_shown_and_a_series_may_have_gaps() -> Non
         "steps_lost": 1,
     }
     rows = dict(
-        line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), points, NOW)) if "  " in line.strip()
+        line.split(maxsplit=1)
+        for line in _shown(100, render_job(_script(**status), points, NOW))
+        if "  " in line.strip()
     )
     assert (rows["step"].strip(), rows["tokens/s"].strip()) == ("3", "not reported")
     assert rows["loss"].split() == ["2.0000", "█▅▁"]
-    before = " ".join(_shown(100, job_page(_script(state=JobState.STARTING, attempt=1), (), NOW)))
+    before = " ".join(_shown(100, render_job(_script(state=JobState.STARTING, attempt=1), (), NOW)))
     assert "not reported" not in before and " step " not in before, "it has not begun"
     ended = {**status, "state": JobState.SUCCEEDED, "loss": None}
-    after = [line.split()[0] for line in _shown(100, job_page(_script(**ended), (), NOW)) if "not reported" in line]
+    after = [line.split()[0] for line in _shown(100, render_job(_script(**ended), (), NOW)) if "not reported" in line]
     assert after == ["loss"], "nothing happens now"
 
 
 def test_the_page_of_a_job_that_has_ended_says_each_thing_once() -> None:
     """It said `CANCELLED cancelled`, `workers 0/0`, and an error twice."""
-    page = _shown(100, job_page(_job(state=JobState.CANCELLED, reason="cancelled"), (), NOW))
+    page = _shown(100, render_job(_job(state=JobState.CANCELLED, reason="cancelled"), (), NOW))
     lines = [" ".join(line.split()) for line in page]
     assert "state CANCELLED" in lines and not any("0/0" in line for line in lines)
     assert any(line.startswith("workers min ") for line in lines), "what it asks for"
@@ -180,16 +182,16 @@ def test_the_page_of_a_job_that_has_ended_says_each_thing_once() -> None:
         type="KeyError", message="'square'", traceback="KeyError: 'square'", phase="script", ranks=(), step=0
     )
     status = {"state": JobState.FAILED, "reason": "user_error", "message": f"Your code raised {failure.sentence}."}
-    page = _shown(100, job_page(_job(failure=failure, **status), (), NOW))
+    page = _shown(100, render_job(_job(failure=failure, **status), (), NOW))
     assert " ".join(" ".join(page).split()).count(failure.sentence) == 2, "the message, and the traceback's last line"
     listed = SUMMARY.model_copy(update={"state": JobState.SUCCEEDED, "reason": "finished"})
-    assert "finished" not in " ".join(_shown(200, jobs_table([listed], NOW)))
-    assert "user_error" in " ".join(_shown(200, jobs_table([listed.model_copy(update={"reason": "user_error"})], NOW)))
+    assert "finished" not in " ".join(_shown(200, render_jobs([listed], NOW)))
+    assert "user_error" in " ".join(_shown(200, render_jobs([listed.model_copy(update={"reason": "user_error"})], NOW)))
 
 
 def test_a_list_shows_no_step_of_a_job_that_has_reported_none() -> None:
     silent = SUMMARY.model_copy(update={"step": 0, "total_steps": None, "loss": None, "tokens_per_s": None})
-    for page in (jobs_table([silent], NOW), top_page([silent], CLUSTER, NOW)):
+    for page in (render_jobs([silent], NOW), render_top([silent], CLUSTER, NOW)):
         assert " 0 " not in " ".join(_shown(300, page)).partition("RUNNING")[2].partition("3/4")[0]
     assert steps(0, 400) == "0/400" and steps(0, None) == "-" and steps(7, None) == "7"
 
@@ -197,7 +199,7 @@ def test_a_list_shows_no_step_of_a_job_that_has_reported_none() -> None:
 def test_a_dry_run_of_a_script_shows_its_command_and_no_layout() -> None:
     planned = (PlannedSize(workers=1, layout="dp1", num_idle=0, reason=""),)
     spec = SCRIPT.model_copy(update={"elasticity": ElasticitySpec(min_workers=2, max_workers=8)})
-    page = " ".join(_shown(200, dry_run_page(DryRun(spec=spec, note="", layouts=planned, start=None), NOW)))
+    page = " ".join(_shown(200, render_dry_run(DryRun(spec=spec, note="", layouts=planned, start=None), NOW)))
     assert "train.py --note 'a b', as by torchrun" in page and "2 to 8" in page and "dp1" not in page
 
 
@@ -259,7 +261,7 @@ def test_the_head_says_what_is_trained_and_what_the_optimizer_keeps(
     optimizer: dict[str, Any], expected: str, absent: str
 ) -> None:
     spec = {"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}, "model": MODEL, "optimizer": optimizer}
-    head = plan_page(answer(PlanRequest(spec=spec, workers=2), PROFILES))[0]
+    head = render_plan(answer(PlanRequest(spec=spec, workers=2), PROFILES))[0]
     assert isinstance(head, Text)
     assert expected in head.plain
     assert absent not in head.plain

@@ -22,7 +22,7 @@ from shoal_workers.snapshot_store.slots.slot_files import (
 )
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
-_REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=5000)
+_REGIONS = Regions.lay_out(index_bytes=10, extra_room=100, num_bytes=5000)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_finished_part_is_read_as_it_was_written(slot: SlotFile) -> None:
 
 def test_payload_is_page_aligned_and_regions_do_not_overlap() -> None:
     for index_bytes, extra_room in [(0, 0), (1, 1), (5000, 70_000)]:
-        regions = Regions.of(index_bytes=index_bytes, extra_room=extra_room, num_bytes=3)
+        regions = Regions.lay_out(index_bytes=index_bytes, extra_room=extra_room, num_bytes=3)
         assert regions.payload_offset % PAGE_BYTES == 0
         assert regions.index_offset >= PAGE_BYTES
         assert regions.index_offset + index_bytes <= regions.extra_offset
@@ -70,7 +70,7 @@ def test_other_files_are_not_read_as_parts(tmp_path: Path, content: bytes) -> No
 
 def test_a_part_longer_than_its_file_does_not_count(slot: SlotFile) -> None:
     slot.finish(
-        Regions.of(index_bytes=10, extra_room=100, num_bytes=1 << 40), Stamp(1, 0, 1, step=1), num_extra_bytes=0
+        Regions.lay_out(index_bytes=10, extra_room=100, num_bytes=1 << 40), Stamp(1, 0, 1, step=1), num_extra_bytes=0
     )
     assert _read(slot.path) is None
 
@@ -166,7 +166,7 @@ def test_removed_slot_leaves_no_descriptor_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=1000)
+REGIONS = Regions.lay_out(index_bytes=10, extra_room=100, num_bytes=1000)
 
 
 def _header(step: int, *, generation: int = 1, rank: int = 0) -> PartHeader:

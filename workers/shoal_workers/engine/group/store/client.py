@@ -32,7 +32,7 @@ from shoal_workers.engine.group.store.messages import (
     split,
     take_frame,
 )
-from shoal_workers.snapshot_store.transfer.wire import Wire, connected
+from shoal_workers.snapshot_store.transfer.wire import Wire, open_socket
 from shoal_workers.sockets import set_up_connection
 
 _SHOWN = 4
@@ -209,7 +209,7 @@ class StoreConnection:
         self._busy = threading.Lock()
         self._number = 0
         self._received = bytearray()
-        self._socket = connected(address, check, patience_s)
+        self._socket = open_socket(address, check, patience_s)
         try:
             Wire(self._socket, check=check, patience_s=patience_s).prove(key)
             self._socket.setblocking(False)  # the proof lets the kernel wait
