@@ -22,7 +22,7 @@ test: setup      ## the core of everything: what is not marked `slow`, `matrix` 
 	@$(BIN)/python tools/run_tests.py
 
 test-slow: setup ## the tests marked `slow`, which CI runs too
-	@$(BIN)/python tools/run_tests.py -m "slow and not (matrix or soak)"
+	@$(BIN)/python tools/run_tests.py --beside 3 -m "slow and not (matrix or soak)"
 
 test-all: setup  ## all tests and every cell of the matrices, without the soak
 	@$(BIN)/pytest -m "not soak" --hypothesis-profile=explore

@@ -129,7 +129,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for folder, item in in_folders:
         if folder in ("browser", "ray", "chaos"):
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.timeout(3 * PATIENCE_S))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(3 * PATIENCE_S))
         if folder == "chaos":
             item.add_marker(pytest.mark.chaos)
 

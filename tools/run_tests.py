@@ -1,10 +1,10 @@
 """Runs the tests of `make test` as several pytest processes side by side: each waits more than half of its time, so on
 two cores they end sooner than one after the other.
 
-    python tools/run_tests.py [options of pytest]
+    python tools/run_tests.py [--beside N] [options of pytest]
 
 Most tests of tests/ray, which need a Ray cluster, run in the foreground. The others run beside them at a lower
-priority, since they wait less, a few at once: more would wait for CPU time, and fail by it. Their output follows at the
+priority, since they wait less, N at once: more would wait for CPU time, and fail by it. Their output follows at the
 end, with the slowest tests of each and what it cost. All end with this process, also if it is killed.
 
 A few tests that fail are run again at the end, alone, to tell what is broken from what depends on other tests or on the
@@ -18,6 +18,7 @@ interrupted, and prints its stacks too. _LIMIT_S ends the whole run.
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import ctypes
 import gc
@@ -96,7 +97,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    options = ["--durations=20", "-W", "ignore::pytest.PytestAssertRewriteWarning", *sys.argv[1:]]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--beside", type=int, default=_MOST_BESIDE)
+    own, others = parser.parse_known_args()
+    options = ["--durations=20", "-W", "ignore::pytest.PytestAssertRewriteWarning", *others]
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of many processes would wait for each other, spinning
@@ -106,14 +110,14 @@ def main() -> int:
     _import_once()
     folder = Path(tempfile.mkdtemp(prefix="shoal-tests-"))  # a TemporaryDirectory would end with the first fork
     try:
-        return _run(options, folder)
+        return _run(options, folder, own.beside)
     finally:
         shutil.rmtree(folder)
 
 
-def _run(options: list[str], folder: Path) -> int:
+def _run(options: list[str], folder: Path, beside: int) -> int:
     """Return the exit status of the whole run. `folder`: for the names of failed tests."""
-    ended, failed = _run_side_by_side(options, folder / "failed")
+    ended, failed = _run_side_by_side(options, folder / "failed", beside)
     tests = to_repeat(ended, failed)
     if not tests:
         return max((abs(status) for status in ended), default=0)
@@ -136,7 +140,7 @@ def _import_once() -> None:
     gc.freeze()  # the collections of the forked processes neither visit nor copy these pages
 
 
-def _run_side_by_side(options: Sequence[str], failed: Path) -> tuple[set[int], list[str]]:
+def _run_side_by_side(options: Sequence[str], failed: Path, beside: int) -> tuple[set[int], list[str]]:
     """Exit statuses other than 0, and the names of the failed tests, which are written to the file `failed`."""
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
     deadline_mono = time.monotonic() + _LIMIT_S
@@ -145,7 +149,7 @@ def _run_side_by_side(options: Sequence[str], failed: Path) -> tuple[set[int], l
     ended: set[int] = set()
     try:
         for folders in BESIDE:
-            while len(running) > _MOST_BESIDE or (foreground not in running and len(running) == _MOST_BESIDE):
+            while len(running) > beside or (foreground not in running and len(running) == beside):
                 ended |= _wait(running, deadline_mono)
             outputs.append(tempfile.TemporaryFile())  # noqa: SIM115 closed with this process
             arguments = [*options, *folders, *_left_out(folders)]

@@ -25,6 +25,9 @@ from shoal_api.demo.processes import start_prometheus
 from shoal_api.demo.show import MIN_STEPS, TOLERANCE
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 
+pytestmark = pytest.mark.timeout(900)
+_DEMO_S = 600
+"""Far more than a demo takes on two free cores."""
 _MAIN = "from shoal_api.cli.main import main; main()"
 _SHORT = ("--steps", str(MIN_STEPS + 10))
 """Less than half of the demo's steps: a worker is killed and replaced within them."""
@@ -76,7 +79,11 @@ def short_demo(wheel_python: Path) -> Iterator[Demo]:
         watcher = start_prometheus(target, folder / "prometheus", state_dir / "state" / ADMIN_TOKEN_FILE)
         if watcher is not None:
             stack.enter_context(watcher)
-        output, _ = demo.communicate(timeout=300)
+        try:
+            output, _ = demo.communicate(timeout=_DEMO_S)
+        except subprocess.TimeoutExpired:
+            _end(demo)
+            output, _ = demo.communicate()
         assert output, (folder / "stderr").read_text()
         yield Demo(
             status=demo.returncode,
@@ -110,7 +117,7 @@ def _shoal(python: Path, folder: Path, *arguments: str) -> tuple[int, Any]:
         env=_environment(folder),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=_DEMO_S,
     )
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
