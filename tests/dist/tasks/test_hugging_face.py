@@ -115,7 +115,7 @@ def test_experts_go_on_in_another_layout_after_a_death_and_what_is_exported_gene
     group[1].poll()
     group[1].kill()
     source = job.in_memory(job.interrupt(group[:1]), group[:1])
-    assert source.step == 2
+    assert source.step in (1, 2), "the copies of the last step may still be on their way"
     grown = [group[0], *job.workers(1, "n2")]
     exits = job.run(grown, layout=Layout(tp=2), restore_snapshot=source, restore_from=None)
     assert [one.kind for one in exits] == [ExitKind.FINISHED] * 2, [one.error for one in exits]
