@@ -50,10 +50,10 @@ _WRITTEN_JOBS = ("job_states", "job_table", "researcher_tasks", "widths", "works
 _PAGES = tuple(f"tests/browser/test_{name}.py" for name in _WRITTEN_JOBS)
 """Half of tests/browser in time. They show jobs that a test has written, so they need no Ray cluster."""
 BESIDE = (
+    ("tests/unit/service",),
     _ON_A_CLUSTER,
     ("tests/dist",),
     _DIST,
-    ("tests/unit/service",),
     ("tests/dist/tasks",),
     ("tests/unit",),
     ("tests/browser",),
@@ -62,7 +62,7 @@ BESIDE = (
     _PAGES,
 )
 """The folders and modules of each process that runs beside the one in the foreground, which has all others. The longest
-ones first. A folder leaves out what is below it and named by another process."""
+ones first, of `make test` or of the slow tests. A folder leaves out what is below it and named by another process."""
 _MOST_BESIDE = 4
 _IMPORTED = (
     "boto3",
