@@ -60,8 +60,7 @@ class SpecFormat(StrEnum):
 
     @staticmethod
     def of(hint: str) -> SpecFormat:
-        """Read the format from a media type or a file name. Anything but JSON is read as YAML, of which JSON is almost
-        a subset."""
+        """Return the format that a media type or a file name stands for: JSON, otherwise YAML."""
         kind = hint.partition(";")[0].strip().lower()
         return SpecFormat.JSON if kind.endswith("json") else SpecFormat.YAML
 

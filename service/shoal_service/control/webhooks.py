@@ -361,7 +361,7 @@ class LaneDelivery:
         return seen
 
     async def _attempt(self, hook: WebhookSpec, lane: Lane, event: EventView, job: JobFacts, epoch: int) -> str:
-        """Make one attempt. Empty: the receiver has accepted the event; otherwise why not."""
+        """Make one attempt. Return why the receiver has not accepted the event; empty if it has."""
         async with self._slots.one(hook.receiver, has_failed=lane.retries.num_failed > 0):
             if not self._owns(epoch):  # the lease may have ended during the wait for a slot
                 raise NotOwner
@@ -686,7 +686,7 @@ class Notifier:
         self._threads = Threads(_APPRISE_THREADS)
 
     async def send(self, url: str, event: EventView, job: JobFacts) -> str:
-        """Send the message. Empty: it is sent. Otherwise why not, in words without the URL."""
+        """Send the message. Return why it was not sent, without the URL; empty if it was."""
         if not is_installed():
             return f"was not called: {MISSING}"
         title = f"{job.name}: {event.type}"

@@ -5,8 +5,8 @@
         another cluster may run the job, but has not yet said if it can                        -> wait
         no other cluster can run the job                                                       -> stay, with the reason
 
-A job whose supervisor reports stays: the supervisor dials the service by itself, so the job still trains. The old
-attempt may train on behind a network that is cut; its storage fences it (`shoal_workers/checkpoint/beginnings.py`).
+A job stays while its supervisor reports: then it still trains, although its cluster does not answer. The old attempt
+may train on behind a network that is cut; its storage fences it (`shoal_workers/checkpoint/beginnings.py`).
 `control/moving.py` measures the seconds.
 """
 

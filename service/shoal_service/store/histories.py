@@ -208,7 +208,11 @@ def read_spec_versions(tx: Transaction, job_id: str) -> list[SpecVersion]:
 def compare_losses(
     tx: Transaction, job_id: str, against_id: str, *, tolerance: float = DEFAULT_TOLERANCE, max_points: int = 0
 ) -> ParityView:
-    """Compare the losses of two jobs, step by step. `max_points` 0: no points. Raises JobNotFound."""
+    """Compare the losses of two jobs, step by step. Raises JobNotFound.
+
+    Args:
+        max_points: most points in the answer; 0 for the summary only.
+    """
     job, against = load(tx, job_id), load(tx, against_id)
     specs = [load_spec(tx, job_row.num, job_row.spec_version) for job_row in (job, against)]
     losses, reference = (

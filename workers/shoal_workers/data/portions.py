@@ -265,7 +265,7 @@ class Portions:
             return False
 
     def _encode_one(self, portions: Sequence[Portion], encode_all: EncodeAll) -> bool:
-        """Encode the first portion that nobody has."""
+        """Encode the first portion that no node has encoded or is encoding; False if there is none."""
         for portion in portions:
             path = self._directory / _file_of(portion.number)
             if portion.number in self._refused or path.exists():

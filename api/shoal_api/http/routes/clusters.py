@@ -59,7 +59,7 @@ router = JsonRouter("/v1/clusters", "clusters")
 )
 async def report(request: Request, context: AppContext, caller: Caller, cluster: ClusterName) -> ReportReceipt:
     """Stores the state of the cluster and answers to orders. The gateway sends a report once a second, and at once
-    after a change. A report that repeats life and number changes nothing."""
+    after a change. A report that was stored before changes nothing."""
     require_media_type(request, JSON_TYPES)
     text = await read_body(request, Limit.ARCHIVE_BYTES)
 

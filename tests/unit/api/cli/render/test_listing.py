@@ -91,8 +91,8 @@ def test_queue_and_top_are_readable_at_any_width(width: int) -> None:
         assert max(len(line.rstrip()) for line in lines) <= width
         assert any(ID in line for line in lines), "the id is whole"
         assert len(lines) < 16, "nothing is squeezed into a column of a few letters"
-    words = " ".join(" ".join(_shown(width, *render_queue(QUEUE, NOW, {}))).split())
-    assert REASON in words and "ada.lovelace" in words
+    page = " ".join(" ".join(_shown(width, *render_queue(QUEUE, NOW, {}))).split())
+    assert REASON in page and "ada.lovelace" in page
 
 
 def test_what_does_not_fit_stands_under_its_row_with_its_name() -> None:
