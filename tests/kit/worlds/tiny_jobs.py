@@ -80,9 +80,7 @@ class Run:
 
     def incident_lines(self) -> str:
         """Its incidents as JSON, for the message of an assertion: pytest cuts other values off."""
-        return "\n".join(
-            incident.model_dump_json(exclude={"stacks"}) for incident in self.client.incidents(self.id)
-        )
+        return "\n".join(incident.model_dump_json(exclude={"stacks"}) for incident in self.client.incidents(self.id))
 
     def wait_for_step(self, step: int) -> None:
         """Return when a step was reported to the service."""
