@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-planner bench-fp8 bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-ends bench-gpu bench-fp8 gpu-checks fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics bench-damaged
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-planner bench-fp8 bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-ends bench-gpu bench-fp8 gpu-checks fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics bench-damaged bench-twin bench-islands bench-compression
 
 help:            ## what can be made
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -68,7 +68,7 @@ lint: setup types ## ruff, mypy strict, import-linter, prettier
 types: setup     ## mypy, strict for what is shipped; both runs at once
 	@$(BIN)/mypy --config-file bench/mypy.ini & $(BIN)/mypy; shipped=$$?; wait $$! && exit $$shipped
 
-bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-planner bench-schedule bench-reports bench-long-job bench-programs bench-ends bench-gpu bench-fp8 bench-media bench-system-metrics bench-damaged ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-planner bench-schedule bench-reports bench-long-job bench-programs bench-ends bench-gpu bench-fp8 bench-media bench-system-metrics bench-damaged bench-twin bench-islands bench-compression ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -105,6 +105,7 @@ bench-busy-host: setup ## false node deaths and suspicions while 20 busy process
 bench-scale: setup ## how the work of a supervisor grows with its workers, in one process and as Ray actors, on how many nodes they start, a pass of the control loop beside 20,000 queued jobs, kills of 4 to 48 real workers, and CPU time of polls
 	@mkdir -p build && $(BIN)/python bench/scale/main.py --out build/scale.json
 	@$(BIN)/python bench/scale/ray_actors.py --out build/ray-actors.json
+	@$(BIN)/python bench/scale/orders.py
 	@$(BIN)/python bench/scale/placement.py
 	@$(BIN)/python bench/scale/passes.py
 	@$(BIN)/python bench/scale/takeover.py
@@ -125,9 +126,8 @@ bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with 
 	@$(BIN)/python bench/forming.py
 	@$(BIN)/python bench/scale/gathering.py
 
-bench-data: setup ## megabytes of text per second that one core tokenises, nodes that share a cache directory, and samples per second of local shards beside a DataLoader
+bench-data: setup ## megabytes of text per second that one core tokenises, and samples per second of local shards beside a DataLoader
 	@$(BIN)/python bench/data.py
-	@$(BIN)/python bench/data_nodes.py
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/data_peers.py
 
 bench-damaged: setup ## files of every format, cut, swapped, empty, of another type and encoding: docs/measured/damaged-inputs.md (a minute)
@@ -163,6 +163,9 @@ bench-hugging-face: setup ## families of transformers on each axis: losses, grad
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/hugging_face.py
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/padding.py
 
+bench-twin: setup ## one job under failures at 16,384 and 100,000 GPUs, in virtual time, against published runs and policies that restart (a quarter of an hour)
+	@mkdir -p build && $(BIN)/python bench/twin.py --out build/twin.md --picture build/twin.svg
+
 bench-schedule: setup ## scheduling policies on job traces, the time of a decision, and six real jobs for MINUTES=10
 	@mkdir -p build && $(BIN)/python bench/schedule/main.py --out build/schedule.md
 	@$(BIN)/python bench/market/six_jobs.py --minutes $(MINUTES) --out build/six-jobs.json
@@ -176,6 +179,12 @@ bench-programs: setup ## a script, a loop and a script of Ray Train under Shoal,
 	@$(BIN)/python bench/programs/first_step.py
 	@$(BIN)/python bench/programs/beside.py
 	@for size in "16 40 48" "128 20 384" "320 14 960" "768 10 2304"; do OMP_NUM_THREADS=1 SHOAL_CHECKPOINT_DIR=$$(mktemp -d) $(BIN)/torchrun --standalone --nproc-per-node 3 bench/programs/paired.py $$size; done
+
+bench-islands: setup ## what rounds cost two islands behind links of 10 Mbit/s and 100 ms, with each compression, beside an all-reduce in each step; writes docs/measured/islands.md (20 minutes)
+	@$(BIN)/python bench/islands.py --out docs/measured/islands.md
+
+bench-compression: setup ## gradients as fp32, bf16 and int8: bytes a step, seconds over a slow link, losses over 300 steps and over a kill; writes docs/measured/compression.md (8 minutes; root)
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/compression.py --out docs/measured/compression.md
 
 bench-ends: setup ## what a user reads of twelve ends of a script, a loop and a task: docs/measured/ends.md (10 minutes)
 	@$(BIN)/python bench/program_ends.py --out docs/measured/ends.md

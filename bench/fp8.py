@@ -28,6 +28,7 @@ TOLERANCE = 0.02
 """Largest difference of the mean loss of the last steps, relative."""
 _LAST = 50
 _SPEC: dict[str, Any] = {
+    "task": "shoal_workers.tasks.lm:LanguageModel",
     "data": {"corpus": "python-stdlib"},
     "model": {"dim": 64, "num_layers": 2, "num_heads": 4, "hidden_dim": 192, "seq_len": 64},
     "batch": {"global_size": 8, "micro_size": 2},

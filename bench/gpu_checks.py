@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _PYTEST = [sys.executable, "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--timeout=120"]
 _CASES = ("plain", "batchnorm", "adapters", "plain-whole", "loop")
-_REPLICAS = "tests/dist/state/test_replicas.py::test_the_loss_of_all_nodes_of_one_replica_loses_no_step"
+_REPLICAS = "tests/dist/state/test_replicas.py::test_the_loss_of_all_nodes_of_one_replica_loses_one_step_at_most"
 _MODULES = (
     "tests/dist/group/test_failures.py",
     "tests/dist/group/test_re_forming.py",

@@ -1,13 +1,17 @@
 """What Shoal costs without failures: 2 workers under Shoal against the same work in a plain loop under torchrun.
 
-    python bench/overhead.py [--trials 3] [--steps 24]
+    python bench/overhead.py [--trials 3] [--steps 24] [--sharded]
 
-    plain     bench/plain_loop.py under torchrun: Shoal's model and data set, and no other part of Shoal
+    plain     bench/plain_loop.py under torchrun: Shoal's model and data set with FSDP2, and no other part of Shoal
+    ddp       the same with DistributedDataParallel
     engine    `python -m shoal_workers.run` under torchrun: Shoal's loop without Ray, supervisor and service
     shoal     a job of a real `shoal serve` with its embedded cluster
 
-The three take turns, so that noise of the machine reaches all of them. A step's time is the median of the steps after
-warm-up. A ratio (throughput of Shoal / throughput of plain) is the median over the trials. The last line is JSON.
+Both of Shoal's have `shard: none`, as tasks of users that fit have by default. With --sharded the planner decides.
+
+The four take turns, so that noise of the machine reaches all of them. A step's time is the median of the steps after
+warm-up. A ratio (throughput of Shoal, or of the engine, / throughput of plain or ddp) is the median over
+the trials. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -42,12 +46,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         spec_path = Path(folder) / "spec.yaml"
         spec_path.write_text(yaml.safe_dump(spec))
+        shoal_path = Path(folder) / "shoal.yaml"
+        shoal_path.write_text(yaml.safe_dump(spec if arguments.sharded else {**spec, "parallelism": {"shard": "none"}}))
         trials = []
         for number in range(arguments.trials):
             trial = {
                 "plain": run_plain_loop(spec_path, _WORKERS).steady_step_s(_WARM_UP_STEPS),
-                "engine": _engine(spec_path, Path(folder) / f"engine-{number}"),
-                "shoal": _shoal(spec_path, Path(folder) / f"shoal-{number}"),
+                "ddp": run_plain_loop(spec_path, _WORKERS, options=("--ddp",)).steady_step_s(_WARM_UP_STEPS),
+                "engine": _engine(shoal_path, Path(folder) / f"engine-{number}"),
+                "shoal": _shoal(shoal_path, Path(folder) / f"shoal-{number}"),
             }
             trials.append(trial)
             shown = ", ".join(f"{name} {1000 * step_s:.1f} ms/step" for name, step_s in trial.items())
@@ -59,6 +66,8 @@ def main() -> None:
             {
                 "ratio": round(statistics.median(t["plain"] / t["shoal"] for t in trials), 4),
                 "ratio_engine": round(statistics.median(t["plain"] / t["engine"] for t in trials), 4),
+                "ratio_ddp": round(statistics.median(t["ddp"] / t["shoal"] for t in trials), 4),
+                "ratio_engine_ddp": round(statistics.median(t["ddp"] / t["engine"] for t in trials), 4),
                 "tokens_per_s": {name: round(tokens / step_s) for name, step_s in medians.items()},
                 "step_ms": {name: round(1000 * step_s, 2) for name, step_s in medians.items()},
                 "trials": len(trials),
@@ -74,6 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--global-size", type=int, default=8, help="samples of 256 tokens per step")
     parser.add_argument("--micro-size", type=int, default=2)
+    parser.add_argument("--sharded", action="store_true", help="Shoal's layouts are planned")
     return parser.parse_args()
 
 

@@ -37,11 +37,12 @@ from shoal_service.planner.candidates import (
 )
 from shoal_service.planner.correction import Observation, correct
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.ranking import Task, predict_columns, predict_layouts
+from shoal_service.planner.ranking import LayoutTable, Task, predict_columns, predict_layouts, select_layouts
 from shoal_service.planner.shape import ModelShape, Product, shape_of
 from shoal_service.planner.stack import AttentionKernel, Stack
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.hugging_face import HF_TASK
+from shoal_workers.contract.layout import AXES, ContextMethod, Recompute, Schedule, ShardLevel
 
 _ROWS = Path(__file__).with_name("published_runs.json")
 _BEGIN, _END = "<!-- published: made by bench/published_runs.py --page -->", "<!-- end -->"
@@ -53,16 +54,28 @@ _POWER_SHARE = (500 / 700) ** 0.5
 """Rate of torchtitan's H100s, which are limited to 500 of 700 W, and whose memory has 2.4 TB/s: a judgement."""
 _PIPELINE_LAST = ("cp", "ep", "dp_shard", "dp_replicate", "pp")
 """Ranks of Megatron, DeepSpeed and torchtitan: those of a pipeline are the farthest apart."""
-_TORCH = Stack(locality=_PIPELINE_LAST, norm_input_bytes=2, selective_share=0.5)
-"""Selective recomputation of torchtitan keeps attention and every second matrix product."""
+_TORCH = Stack(
+    locality=_PIPELINE_LAST,
+    norm_input_bytes=2,
+    selective_share=0.5,
+    sums_after_exchange=False,
+    repeats_keys=True,
+    logit_bytes=10,
+)
+"""Selective recomputation of torchtitan keeps attention and every second matrix product. Its models repeat keys and
+values (models/llama/model.py, `repeat_kv`) before the attention that cp replaces. Its loss is never compiled
+("compiling loss function causes CUDA errors, turning off for now"), and frees the logits in half precision (train.py,
+`del pred`) before its three tensors in fp32."""
 _COMPILED: dict[str, Any] = {"elementwise": 0.7, "logit_bytes": 8}
 """A compiler fuses element-wise operations (a judgement), and the two gradients of the loss in fp32."""
 _MEGATRON = Stack(
     locality=_PIPELINE_LAST,
     attention=AttentionKernel.UNFUSED,
+    keeps_scores=True,
     norm_input_bytes=2,
     widths_saved=3,
     is_sequence_parallel=False,
+    sums_after_exchange=False,
     logit_bytes=6,
     elementwise=0.7,
     gradient_bytes=2,
@@ -72,24 +85,31 @@ _MEGATRON = Stack(
     updates_in_place=True,
 )
 """Fused kernels, logits in fp32 that the loss overwrites, gradients in half precision, reduced after the last one."""
-_DEEPSPEED = replace(_MEGATRON, message_waits=4, reduces_whole=True)
+_DEEPSPEED = replace(_MEGATRON, message_waits=4, reduces_whole=True, update_bytes=6)
 """Messages are sent and received one after the other (deepspeed, runtime/pipe/engine.py). ZeRO-1 sums gradients in half
 precision by all-reduces: without contiguous gradients, which runtime/engine.py turns off in stage 1,
-runtime/zero/stage_1_and_2.py reduces whole buckets."""
-_DEEPSPEED_BF16 = replace(_DEEPSPEED, gradient_bytes=4, summed_gradient_bytes=6)
+runtime/zero/stage_1_and_2.py reduces whole buckets; its `step` flattens the gradients of the rank's partition, in half
+precision and in fp32."""
+_DEEPSPEED_BF16 = replace(_DEEPSPEED, gradient_bytes=4, summed_gradient_bytes=6, update_bytes=0)
 """The first BF16 optimizer: gradients are also summed in fp32 (runtime/bf16_optimizer.py); "the additional memory usage
 is 4bytes x params and it's not sharded across gpus" (Bloom's chronicle, 02-28)."""
+_LAUNCH_S = 3.5e-3
+"""Bloom's runs had CUDA_LAUNCH_BLOCKING=1 (train/tr11-176B-ml/tr11-176B-ml.slurm): kernels wait for the host. Its
+chronicle has 91.04 TFLOP/s with it and 97.20 without, on 80 GPUs with 8 blocks a stage and 512 micro-batches of 1: 28
+ms a micro-batch. On 160 GPUs 90.29, and 96.19 two days before without it: as much."""
 _MOSAIC = Stack(
     attention=AttentionKernel.FLASH_1, norm_input_bytes=2, widths_saved=3, logit_bytes=2, updates_in_place=True
 )
 """llm-foundry: the loss of flash-attention, which overwrites the logits; an optimizer that updates one at a time."""
 _AUTOMODEL = replace(
     _TORCH,
+    repeats_keys=False,
     attention=AttentionKernel.CUDNN,
     parameter_bytes=4,
     moment_bytes=2,
     held_gradient_bytes=2,
     updates_in_place=True,
+    skips_masked=True,
     **_COMPILED,
 )
 """Transformer Engine's fused AdamW: parameters in bf16 with their remainders, moments in bf16."""
@@ -99,12 +119,18 @@ _STACKS = {
     "fms-fsdp": replace(_TORCH, gradient_bytes=2, **_COMPILED),
     "megatron-2021": _MEGATRON,
     "korthikanti-2022": replace(
-        _MEGATRON, is_sequence_parallel=True, gathers_again=True, hides_tensor=True, sums_in_product=True
+        _MEGATRON,
+        keeps_scores=False,
+        is_sequence_parallel=True,
+        gathers_again=True,
+        hides_tensor=True,
+        sums_in_product=True,
     ),
-    "mt-nlg": replace(_DEEPSPEED, gradient_bytes=4, summed_gradient_bytes=4),
-    "bloom": _DEEPSPEED,
+    "mt-nlg": replace(_DEEPSPEED, gradient_bytes=4, summed_gradient_bytes=4, update_bytes=0),
+    "bloom": replace(_DEEPSPEED, launch_s=_LAUNCH_S),
     "llama3-paper": replace(
         _TORCH,
+        repeats_keys=False,
         attention=AttentionKernel.CUDNN,
         widths_saved=3,
         gathers_again=True,
@@ -112,11 +138,63 @@ _STACKS = {
         shards_in_pipeline=True,
         **_COMPILED,
     ),
-    "moe-bf16": replace(_AUTOMODEL, dispatches_once=True, splits_routed_tokens=True),
+    # examples/llm_benchmark: `fake_balanced_gate: true` (FakeBalancedGate of components/moe/layers.py), no `compile`
+    "moe-bf16": replace(
+        _AUTOMODEL, elementwise=1.0, dispatches_once=True, splits_routed_tokens=True, routes_in_order=True
+    ),
     "automodel-dense": _AUTOMODEL,
 }
 """By source: what its program does, from its code, its paper or the remark of the row."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The layouts that a program can run, of those that the planner knows."""
+
+    axes: tuple[str, ...] = AXES
+    recompute: tuple[Recompute, ...] = tuple(Recompute)
+    schedules: tuple[Schedule, ...] = tuple(Schedule)
+
+
+_ALL_OR_NOTHING = (Recompute.NONE, Recompute.FULL)
+_OF_MEGATRON = Offer(("pp", "dp_replicate", "tp"), _ALL_OR_NOTHING, (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED))
+_OFFERS = {
+    "mosaicml": Offer(("dp_shard",), _ALL_OR_NOTHING),
+    "fms-fsdp": Offer(("dp_replicate", "dp_shard"), _ALL_OR_NOTHING),
+    "megatron-2021": _OF_MEGATRON,
+    "korthikanti-2022": _OF_MEGATRON,
+    "mt-nlg": replace(_OF_MEGATRON, schedules=(Schedule.ONE_F_ONE_B,)),
+    "bloom": Offer(("pp", "dp_shard", "tp"), _ALL_OR_NOTHING, (Schedule.ONE_F_ONE_B,)),
+}
+"""By source: Megatron-LM of 2021 had neither cp nor a sharded optimizer, and DeepSpeed's pipeline interleaves nothing.
+Sources that are not here are programs with all axes."""
+_DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "tie_word_embeddings": False,
+}
+"""huggingface.co/deepseek-ai/DeepSeek-V3, config.json."""
+_GPT_OSS_WINDOW = 128
+"""Tokens that a token sees in every second block (huggingface.co/openai/gpt-oss-20b, config.json, `layer_types`)."""
 _MEGATRON_RUNS = ("megatron-2021", "korthikanti-2022", "mt-nlg", "bloom")
+_PASSES = {"am2": 4}
+"""Pipelines of a step, one after the other: batches of 8 for each data rank, accumulated 4 times (docs/
+performance-summary.mdx of NeMo Automodel)."""
 _NIC_SHARE = 0.8
 """Share of the bandwidth of network cards that collectives reach, as in `planner/gpus.py`."""
 
@@ -189,7 +267,7 @@ def main() -> None:
 
 def load_rows() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(_ROWS.read_text(encoding="utf-8"))["rows"]
-    return rows
+    return [row | {"global_batch": row["global_batch"] // _PASSES.get(row["id"], 1)} for row in rows]
 
 
 def compare(row: dict[str, Any]) -> Comparison:
@@ -211,11 +289,14 @@ def compare(row: dict[str, Any]) -> Comparison:
 
 def task_of(row: dict[str, Any]) -> Task:
     batch = {"global_size": row["global_batch"], "micro_size": row["micro_batch"]}
+    model: dict[str, Any] = {"model": {**row["model_shape"], "seq_len": row["seq"]}}
+    if row["model"] == "deepseek-v3":
+        model = {"task": HF_TASK, "model": {"config": _DEEPSEEK_V3, "seq_len": row["seq"]}}
     spec = parse_spec(
         {
             "stop": {"steps": 1},
             "data": {"corpus": "python-stdlib"},
-            "model": {**row["model_shape"], "seq_len": row["seq"]},
+            **model,
             "batch": batch,
             "precision": "bf16",
             "worker": {"gpus": 1},
@@ -224,6 +305,8 @@ def task_of(row: dict[str, Any]) -> Task:
     )
     shape = shape_of(spec)
     assert shape is not None
+    if row["model"].startswith("gpt-oss"):
+        shape = replace(shape, window=_GPT_OSS_WINDOW, windowed=0.5)
     if "GELU" in row["remarks"] and not shape.num_moe:
         shape = _with_gelu(shape, row["model_shape"]["hidden_dim"])
     return Task(spec, shape, _profile(row), stack=_stack(row))
@@ -250,13 +333,15 @@ def _stack(row: dict[str, Any]) -> Stack:
         kernel = AttentionKernel.FLASH_2 if flash else stack.attention
         stack = replace(stack, attention=kernel, gradient_bytes=2)
     if row["group"] == "bloom" and "summed in fp32" in remarks:
-        stack = _DEEPSPEED_BF16
+        stack = replace(_DEEPSPEED_BF16, launch_s=_LAUNCH_S)
     if "PURE" in remarks:
         stack = replace(stack, gradient_bytes=2)
     if "without sequence parallel" in remarks:
         stack = replace(stack, is_sequence_parallel=False)
     if row["group"] == "torchtitan" and ("compile" in remarks or "float8" in remarks):
-        stack = replace(stack, **_COMPILED)
+        stack = replace(stack, elementwise=_COMPILED["elementwise"])
+    if row["model"] == "gpt-oss-20b":  # `attn: flex` (examples/llm_benchmark/gpt_oss/gptoss_20b_te_deepep.yaml)
+        stack = replace(stack, attention=AttentionKernel.FLASH_2)
     if "async TP" in remarks and "vanilla" not in remarks:
         stack = replace(stack, hides_tensor=True)
     is_fp8 = row["precision"] == "fp8"
@@ -376,7 +461,9 @@ def page_lines(summary: dict[str, Any]) -> list[str]:
         degrees = summary["published_degrees"]
         lines.append(
             f"- The published degrees are in the best tenth of the list for {degrees['in_best_tenth']:.0%} of the "
-            f"runs, in the median number {degrees['median_place']:.0f}."
+            f"runs, in the median number {degrees['median_place']:.0f}. If only what each program can do is listed, "
+            f"and only the fastest of the layouts that a source compares counts: for {degrees['of_programs']:.0%} of "
+            f"{degrees['jobs_of_programs']} jobs."
         )
     return lines
 
@@ -429,41 +516,59 @@ def _observation(comparison: Comparison) -> Observation:
 
 
 def published_degrees(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The place of each published combination of degrees among all that the planner lists for that job."""
-    lists: dict[str, list[tuple[int, ...]]] = {}
-    shares, places, missing = [], [], []
-    for comparison in comparisons:
+    """The place of each published combination of degrees among all that the planner lists for that job.
+
+    `of_programs` counts only what the program of a source can do, where that leaves a choice, and of the layouts that a
+    source compares for one job only the fastest."""
+    measured = [comparison for comparison in comparisons if comparison.speed_error is not None]
+    fastest: dict[str, Comparison] = {}
+    for comparison in sorted(measured, key=lambda comparison: comparison.published["tokens_per_s_per_gpu"]):
+        names = ("group", "model", "gpu", "network", "gpus", "seq", "precision")
+        fastest[json.dumps([comparison.row[name] for name in names])] = comparison
+    tables: dict[str, LayoutTable] = {}
+    shares, places, missing, of_programs = [], [], [], []
+    for comparison in measured:
         row = comparison.row
-        if comparison.speed_error is None:
-            continue
-        names = ("group", "model", "gpu", "network", "gpus", "seq", "global_batch", "micro_batch", "precision")
-        key = json.dumps([row[name] for name in names])
-        if key not in lists:
-            lists[key] = _listed_degrees(row)
-        degrees = _degrees(row["layout"])
-        if degrees not in lists[key]:
+        key = json.dumps({name: value for name, value in row.items() if name not in ("id", "layout", "published")})
+        if key not in tables:
+            tables[key] = predict_layouts(task_of(row), [row["gpus"]])
+        place, number = _place(row, tables[key])
+        if place is None:
             missing.append(comparison.name)
-            shares.append(1.0)
-            continue
-        place = lists[key].index(degrees)
-        places.append(place + 1)
-        shares.append(place / len(lists[key]))
-    best = sum(share <= _BEST_SHARE for share in shares) / len(shares)
+        else:
+            places.append(place + 1)
+        shares.append(1.0 if place is None else place / number)
+        place, number = _place(row, select_layouts(tables[key], _offered(row, tables[key].columns)))
+        if number > 1 and comparison in fastest.values():
+            of_programs.append(1.0 if place is None else place / number)
     return {
         "rows": len(shares),
         "median_place": statistics.median(places),
-        "in_best_tenth": round(best, 2),
+        "in_best_tenth": round(sum(share <= _BEST_SHARE for share in shares) / len(shares), 2),
         "not_listed": missing,
+        "of_programs": round(sum(share <= _BEST_SHARE for share in of_programs) / max(1, len(of_programs)), 2),
+        "jobs_of_programs": len(of_programs),
     }
 
 
-def _listed_degrees(row: dict[str, Any]) -> list[tuple[int, ...]]:
-    """All combinations of degrees, best first; dp_replicate and dp_shard are one number."""
-    table = predict_layouts(task_of(row), [row["gpus"]])
+def _place(row: dict[str, Any], table: LayoutTable) -> tuple[int | None, int]:
+    """Return the place of the row's degrees among all combinations, and their number; both kinds of dp are one."""
     columns = table.columns
     data = columns.dp_replicate * columns.dp_shard
     degrees = np.stack([columns.pp, data, columns.cp, columns.tp, columns.ep])[:, table.order]
-    return list(dict.fromkeys(tuple(map(int, column)) for column in degrees.T))
+    combinations = list(dict.fromkeys(tuple(map(int, column)) for column in degrees.T))
+    published = _degrees(row["layout"])
+    return combinations.index(published) if published in combinations else None, len(combinations)
+
+
+def _offered(row: dict[str, Any], columns: Candidates) -> np.ndarray:
+    """A mask of the layouts that the row's program can run."""
+    offer = _OFFERS.get(row["group"], Offer())
+    mask = np.isin(columns.recompute, [RECOMPUTES.index(mode) for mode in offer.recompute])
+    mask &= np.isin(columns.schedule, [SCHEDULES.index(schedule) for schedule in offer.schedules])
+    for axis in set(AXES) - set(offer.axes):
+        mask &= getattr(columns, axis) == 1
+    return mask
 
 
 def _degrees(layout: dict[str, Any]) -> tuple[int, ...]:

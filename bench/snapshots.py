@@ -112,7 +112,7 @@ def _state(num_bytes: int) -> dict[str, torch.Tensor]:
 
 
 def _wait(store: SnapshotStore) -> SendCost:
-    while (cost := store.take_send_cost()) is None:
+    while (cost := store.sender.take_cost()) is None:
         time.sleep(0.0005)
     return cost
 

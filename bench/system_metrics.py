@@ -27,8 +27,8 @@ from sqlalchemy import func, select
 
 from shoal_service.core.system_metrics import LEVELS, MAX_BUCKETS, SystemMetric, SystemSample
 from shoal_service.store import Store, submissions, system_samples
+from shoal_service.store.database import system_samples as table
 from shoal_service.store.records import num_of
-from shoal_service.store.tables import system_samples as table
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.collectives import waited_s

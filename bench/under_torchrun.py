@@ -43,9 +43,11 @@ def run_engine(spec_path: Path, checkpoints: Path, num_processes: int, environme
     return Run(tuple(float(ms) / 1000 for _, _, ms in found), tuple(loss for _, loss, _ in found))
 
 
-def run_plain_loop(spec_path: Path, num_processes: int, environment: Mapping[str, str] = GLOO) -> Run:
+def run_plain_loop(
+    spec_path: Path, num_processes: int, environment: Mapping[str, str] = GLOO, options: tuple[str, ...] = ()
+) -> Run:
     """Runs bench/plain_loop.py on the same spec."""
-    out = _torchrun([str(_PLAIN_LOOP), str(spec_path)], num_processes, environment)
+    out = _torchrun([str(_PLAIN_LOOP), str(spec_path), *options], num_processes, environment)
     return Run(tuple(json.loads(out.strip().splitlines()[-1])["step_s"]))
 
 

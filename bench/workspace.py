@@ -44,8 +44,8 @@ from measurements.machine import describe
 from shoal_api.client import Client
 from shoal_service.fleet_views import Panel, TableView, Workspace
 from shoal_service.store import Store
+from shoal_service.store.database import series, series_rollups
 from shoal_service.store.job_lists import put_view
-from shoal_service.store.tables import series, series_rollups
 
 METRICS = ("loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "world_size", "metric.accuracy", "metric.perplexity")
 _AT_ONCE = 2_000

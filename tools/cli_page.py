@@ -16,12 +16,12 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from shoal_api.cli.errors import MEANINGS
 from shoal_api.cli.main import PANELS, load_function
+from shoal_api.cli.session import MEANINGS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 _COMMANDS = "<!-- commands: made by tools/cli_page.py from the commands' signatures; run `make docs` -->"
-_EXIT_CODES = "<!-- exit codes: made by tools/cli_page.py from cli/errors.py; run `make docs` -->"
+_EXIT_CODES = "<!-- exit codes: made by tools/cli_page.py from cli/session.py; run `make docs` -->"
 _END = "<!-- end -->"
 _BAR = "\\|"
 """A bar within a cell of a table."""

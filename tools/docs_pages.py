@@ -25,11 +25,10 @@ from shoal_service.core.attempt.state.parts import TRANSITIONS, Stage
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import TOPICS
 from shoal_service.core.goodput import Category
-from shoal_service.telemetry import catalogue
-from shoal_service.telemetry.exposition import NODE_STATES
-from shoal_service.telemetry.metric import RecoveryPhase
+from shoal_service.telemetry.catalogue import RecoveryPhase
+from shoal_service.telemetry.exposition import ALL, NODE_STATES
 from shoal_service.telemetry.tallies import DeliveryOutcome
-from shoal_workers.contract.base import docstrings_of_fields
+from shoal_workers.contract.base import read_field_docstrings
 from shoal_workers.contract.hugging_face import DpoConfig, HuggingFaceConfig, LoraConfig
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.language_model import LanguageModelConfig
@@ -117,7 +116,7 @@ def _stage_diagram() -> str:
 def metrics_page() -> str:
     """The whole of docs/reference/metrics.md."""
     lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    for metric in catalogue.ALL:
+    for metric in ALL:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     words = [
@@ -130,7 +129,7 @@ def metrics_page() -> str:
 
 _METRICS_INTRODUCTION = """# Metrics
 
-<!-- Made by tools/docs_pages.py from service/shoal_service/telemetry/catalogue.py; run `make docs`. -->
+<!-- Made by tools/docs_pages.py from service/shoal_service/telemetry/; run `make docs`. -->
 
 `GET /metrics` is computed at scrape time from the store. Every control plane returns all metrics, and none is lost
 when a control plane dies; counters of what a process itself has done (HTTP, passes, transactions) begin at 0 with it.
@@ -171,7 +170,7 @@ def _event_row(event: type[JobEvent]) -> str:
 
 def _event_fields(event: type[JobEvent]) -> Iterator[str]:
     """The names on the wire, each with its docstring in brackets."""
-    docstrings = docstrings_of_fields(event)
+    docstrings = read_field_docstrings(event)
     for name, field in event.model_fields.items():
         description = " ".join(docstrings.get(name, "").split()).removesuffix(".")
         optional = "where it applies" if not field.is_required() else ""

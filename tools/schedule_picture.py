@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from shoal_api.cli.render.simulation import Simulated
+from shoal_api.cli.render.plan import Simulated
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.simulator.engine import JobRun, SimulationResult
 from shoal_service.simulator.traces import Capacity

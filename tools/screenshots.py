@@ -1,6 +1,6 @@
 """Makes the pictures of the pages in docs/images: Chromium, after a real run with two killed workers, one of a job that
-took workers from others, and a sweep; and in build/screenshots every page and every tab of a job, at four widths, in
-light and dark.
+took workers from others, a sweep, and islands; and in build/screenshots every page and every tab of a job, at four
+widths, in light and dark.
 
 make screenshots        needs chromium and its driver (Debian: apt-get install chromium chromium-driver)
 
@@ -55,6 +55,7 @@ DRAWN = {
     "sweep": "document.querySelectorAll('#curves-chart .scatterlayer .trace').length",
     "job-curves": "document.querySelectorAll('#curves .scatterlayer .trace').length",
     "job-system": "document.querySelectorAll('#system-map .heatmaplayer image').length",
+    "islands": "document.querySelectorAll('#islands tr').length",
 }
 """What is true of a page that shows its data, by the name of its picture; of other pages, that they change no more."""
 SWEEP = "rates"
@@ -88,7 +89,7 @@ def _take(home: str, client: Client, tab: Browser) -> None:
     tab.open(f"{home}/jobs/{hit.id}")
     tab.until(lambda: tab.count("#incidents tr") >= 2 and tab.count("#stripe *"), "the incidents")
     _save(tab, "job-head")
-    tab.look(width=WIDTH, height=700)
+    tab.look(width=WIDTH, height=620)
     tab.click("#tab-system")
     tab.until(lambda: tab.count("#system-map .heatmaplayer image"), "the heat map")
     _show(tab, "#system-map")
@@ -101,6 +102,7 @@ def _take(home: str, client: Client, tab: Browser) -> None:
     _save(tab, "compare")
 
     _take_lists(home, tab)
+    island = _take_islands(home, client, tab)
     if sys.argv[1:] == ["docs"]:
         return
     tab.open(f"{home}/jobs/{hit.id}")
@@ -109,6 +111,7 @@ def _take(home: str, client: Client, tab: Browser) -> None:
     addresses = {f"job-{name}": f"/jobs/{hit.id}#tab={name}" for name in tabs}
     addresses |= {path.strip("/") or "jobs": path for path in PAGES if path not in ("/compare", "/docs")}
     addresses |= {"compare": f"/compare?jobs={calm.id},{hit.id}", "sweep": f"/sweeps?label=sweep%3D{SWEEP}"}
+    addresses["islands"] = f"/jobs/{island}"
     _take_all(home, tab, addresses)
 
 
@@ -191,7 +194,7 @@ def _take_data(home: str, client: Client, tab: Browser, folder: Path) -> None:
 def _take_lists(home: str, tab: Browser) -> None:
     """The pages of many jobs."""
     of_sweep = f'sweep.name == "{SWEEP}"'
-    tab.look(width=WIDTH, height=720)
+    tab.look(width=WIDTH, height=600)
     columns = "optimizer.lr,model.num_layers,loss,val_loss,tokens_per_s,goodput"
     asked = {"where": f"{of_sweep} and lr > 1e-4", "columns": columns, "sort": "val_loss"}
     tab.open(f"{home}/?{urlencode(asked)}")
@@ -212,6 +215,34 @@ def _take_lists(home: str, tab: Browser) -> None:
     tab.open(f"{home}/sweeps?label=sweep%3D{SWEEP}")
     tab.until(lambda: tab.count("#curves-chart .scatterlayer .trace") and tab.count("#best-chart .trace"), "the charts")
     _save(tab, "sweep")
+
+
+def _take_islands(home: str, client: Client, tab: Browser) -> str:
+    """Pictures the card of islands while they wait for a stopped one.
+
+    Returns:
+        the id of the job of the stopped island.
+    """
+    spec = {
+        **_spec("atoll", lr=4e-3),
+        "islands": {"num": 3, "every_steps": 20, "compress": "bf16", "grace_s": 120.0},
+        "stop": {"steps": 160},
+        "elasticity": {"min_workers": 1, "max_workers": 1},
+    }
+    del spec["labels"]
+    *others, last = client.submit_sweep(SweepRequest(spec=spec, grid={"islands.index": (0, 1, 2)})).jobs
+    until(lambda: client.job(last.id).status.step >= 70, "three rounds of the islands", 600)
+    [pid] = [worker.pid for worker in client.workers(last.id) if worker.rank is not None]
+    os.kill(pid, signal.SIGSTOP)
+    tab.look(width=1400, height=250)
+    tab.open(f"{home}/jobs/{last.id}")
+    tab.until(lambda: tab.text("#open-round").endswith("for island 2."), "the wait for island 2")
+    _show(tab, "#islands")
+    _save(tab, "islands")
+    os.kill(pid, signal.SIGCONT)
+    for job in (*others, last):
+        client.wait(job.id, timeout_s=600)
+    return last.id
 
 
 def _show(tab: Browser, selector: str) -> None:

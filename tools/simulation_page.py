@@ -13,7 +13,7 @@ from rich.console import Console
 
 from schedule_picture import Panel, draw, title
 from schedulers import POLICIES
-from shoal_api.cli.render.simulation import Simulated, render_simulation
+from shoal_api.cli.render.plan import Simulated, render_simulation
 from shoal_service.simulator.engine import Market
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.traces import Capacity, read_trace

@@ -5,6 +5,7 @@ The HTTP edge writes them and the Python client reads them; this module imports 
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
@@ -32,11 +33,18 @@ class LogPage(Frozen):
     """Pass it as `after` to go on."""
 
 
-def log_source(line: LogView) -> str:
+def find_log_source(line: LogView) -> str:
     """The writer of a line: a rank, `job` for the job's own log, `-` for a worker without a rank."""
     if not line.worker_id:
         return "job"
     return "-" if line.rank is None else str(line.rank)
+
+
+class FileFormat(StrEnum):
+    """The format of a file."""
+
+    CSV = "csv"
+    PARQUET = "parquet"
 
 
 class SpecCheck(Frozen):

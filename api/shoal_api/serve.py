@@ -17,12 +17,13 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
-from shoal_api.console import JobConsole
-from shoal_api.home_address import find_home
+from shoal_api.home_address import find_home, find_local_address, format_netloc
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import ConnectionLimits, HttpConfig, make_server
@@ -42,7 +43,7 @@ from shoal_service.control.joined_clusters import JoinedClusters
 from shoal_service.control.oidc import Issuer, IssuerConfig
 from shoal_service.control.ownership import own_name
 from shoal_service.control.planning import load_profiles, planning_profile
-from shoal_service.control.retention import NodePackages, RetentionCollector, RetentionConfig
+from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.control.token_files import (
     ensure_admin_token,
     ensure_cluster_token,
@@ -52,12 +53,13 @@ from shoal_service.control.webhooks import MISSING, Secrets, WebhookConfig, Webh
 from shoal_service.core.access import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
+from shoal_service.core.retention import Kind
 from shoal_service.process_memory import hide_process
 from shoal_service.settings import SECRETS_DIR, Settings, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
 from shoal_service.store import Store, StoreUnavailable, cluster_links
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WaitTallies, WebhookTallies
+from shoal_service.telemetry.tallies import Count, PassTimes, RequestMetrics, WaitTallies, WebhookTallies
 from shoal_workers.contract.log_settings import LogLevel
 from shoal_workers.logs import set_up_logs
 from shoal_workers.snapshot_store.slots.registry import remove_attempts
@@ -102,25 +104,107 @@ def run_server(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, lock: StateLock) -> None:
-    """Make the parts of the server, connect and run them, and end them after a stop."""
+    """Make the parts of the server, run them, and end them after a stop."""
     secrets = Secrets(take_webhook_secrets(), settings.webhook_secrets_dir)  # before processes inherit the environment
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="work"))
-    isolation = await asyncio.to_thread(_isolate, settings) if settings.isolate else None
-    embedded = None if settings.ray_address or settings.cluster else _make_embedded(settings, isolation)
+    local = await asyncio.to_thread(_make_local_cluster, settings)
     store = await asyncio.to_thread(Store.open, settings.database_url)
     ensure_admin_token(store, settings.state_dir, now=time.time())
     if settings.cluster_token_file is not None:
         register_cluster_token(store, settings.cluster_token_file, settings.cluster, now=time.time())
+    plane = _make_control_plane(settings, store, local, secrets)
+    _warn_of_settings(settings)
+    progress = SavingProgress(store, _say, time.monotonic)
+    stop = StopRequest(
+        saves=local.ends_with_server and settings.stop_s > 0,
+        begin=lambda: plane.control.save_and_end(progress.show) if local.ends_with_server else None,
+    )
+    # before anything is started, so that a port that is in use fails early
+    with _listen(settings.host, settings.port) as listener:
+        host, port = listener.getsockname()[:2]
+        http_config = HttpConfig(
+            settings.tls_cert, settings.tls_key, settings.trusted_proxies, _connection_limits(settings)
+        )
+        log_requests = settings.log_level is LogLevel.DEBUG
+        server = make_server(plane.app, http=http_config, host=host, port=port, log_requests=log_requests)
+        _stop_on_signals(server, stop)
+        gateway = None if settings.cluster else _make_gateway(settings, store, plane.clusters, local, (host, port))
+        running = asyncio.create_task(_run_jobs(settings, plane, local, gateway, stop))
+        background = [
+            running,
+            asyncio.create_task(plane.delivery.run(stop.now)),
+            asyncio.create_task(plane.retention.run(stop.now, lambda: plane.control.lease)),
+            asyncio.create_task(_stop(server, stop, running, settings.stop_s)),
+        ]
+        lock.listens_at(f"http://{format_netloc(host, port)}")
+        collect_rarely(OF_CONTROL_PLANE)
+        _say(f"listening on {http_config.scheme}://{format_netloc(host, port)}")
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            stop.signal()
+            stop.now.set()
+            await asyncio.wait(background, timeout=_STOP_S)
+            if local.ends_with_server:
+                progress.close([job_id for job_id, _ in plane.control.given_up])
+            await _end(plane, local, gateway)
+            store.close()
+            if not running.done():
+                os._exit(0)  # a thread still waits for the cluster, and would keep the process
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalCluster:
+    """The Ray cluster that the server starts on this machine, if it starts one."""
+
+    embedded: EmbeddedCluster | None
+    isolation: Isolation | None
+    """The users that isolate job code; None if it runs as the server's user."""
+    ends_with_server: bool
+
+    @property
+    def is_exposed(self) -> bool:
+        """True if job code can read what the server can read."""
+        return self.embedded is not None and self.isolation is None
+
+
+def _make_local_cluster(settings: Settings) -> _LocalCluster:
+    """Prepare the embedded cluster, and say as whom job code runs. Raises SettingsError."""
+    isolation = _isolate(settings) if settings.isolate else None
+    embedded = None if settings.ray_address or settings.cluster else _make_embedded(settings, isolation)
+    local = _LocalCluster(embedded, isolation, ends_with_server=embedded is not None and not settings.keep_cluster)
+    if isolation is not None:
+        workers, gateway = isolation.workers, isolation.gateway
+        _say(f"isolate: code of jobs runs as user {workers.name} ({workers.home}), the gateway as {gateway.name}")
+    elif local.is_exposed:
+        _say(_EXPOSURE.format(state_dir=settings.state_dir))
+    return local
+
+
+def _warn_of_settings(settings: Settings) -> None:
+    """Log the settings that are ignored, or incomplete."""
     if settings.cluster and settings.home_url:
         _log.warning("home.ignored", extra={"reason": _HOME_URL_IGNORED.format(url=settings.home_url)})
-    exposure = _EXPOSURE.format(state_dir=settings.state_dir) if embedded is not None and isolation is None else ""
-    if isolation is not None:
-        _say(_describe_isolation(isolation))
-    elif exposure:
-        _say(exposure)
-    clock = SystemClock()
-    waits = WaitTallies()
-    clusters = JoinedClusters(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease, waits)
+    if any(hook.is_apprise for hook in settings.webhooks) and not is_installed():
+        _log.warning("webhooks.no_apprise", extra={"reason": MISSING})
+    if settings.allow_plain_http and not is_loopback(settings.host) and not settings.trusted_proxies:
+        _log.warning("http.no_trusted_proxies", extra={"reason": _NO_PROXIES})
+
+
+@dataclass(frozen=True, slots=True)
+class _ControlPlane:
+    """The parts of the server, connected with each other and not started."""
+
+    app: FastAPI
+    clusters: JoinedClusters
+    control: ControlLoop
+    delivery: WebhookDelivery
+    retention: RetentionCollector
+    storage: JobStorage
+
+
+def _make_control_plane(settings: Settings, store: Store, local: _LocalCluster, secrets: Secrets) -> _ControlPlane:
+    clock, waits, requests, passes = SystemClock(), WaitTallies(), RequestMetrics(), PassTimes()
     profiles = load_profiles(settings.state_dir)
     config = ControlConfig(
         owner=own_name(),
@@ -135,17 +219,14 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         scale_out=settings.scale_out,
         logs=settings.logs,
     )
-    console = JobConsole(store, since=time.time())
-    requests, passes = RequestMetrics(), PassTimes()
+    clusters = JoinedClusters(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease, waits)
     control = ControlLoop(store, clusters, clock, config, times=passes)
-    tallies = WebhookTallies((hook.name for hook in settings.webhooks), waits)
+    webhook_tallies = WebhookTallies((hook.name for hook in settings.webhooks), waits)
     hooks = WebhookConfig(secrets=secrets, rules=settings.webhook_rules, hooks=settings.webhooks)
-    if any(hook.is_apprise for hook in hooks.hooks) and not is_installed():
-        _log.warning("webhooks.no_apprise", extra={"reason": MISSING})
-    delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
-    storage, removals = JobStorage(settings.checkpoint_url, waits), RemovalTallies()
+    delivery = WebhookDelivery(store, clock, hooks, lease=lambda: control.lease, tallies=webhook_tallies)
+    storage, removals = JobStorage(settings.checkpoint_url, waits), Count(Kind)
     rules = RetentionConfig(rules=settings.retention, every_s=settings.gc_every_s)
-    retention = RetentionCollector(store, storage, SystemClock(), rules, removals, NodePackages(clusters))
+    retention = RetentionCollector(store, storage, clock, rules, removals, clusters)
     exposition = Exposition(
         Sources(
             store=store,
@@ -154,7 +235,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             waits=waits,
             requests=requests,
             passes=passes,
-            webhooks=tallies,
+            webhooks=webhook_tallies,
             cluster=control.snapshot,
             profile_of=lambda spec: planning_profile(spec, config.profiles),
             state_dir=settings.state_dir,
@@ -169,8 +250,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         requests=requests,
         retention=retention,
         profiles=profiles,
-        warnings=lambda: _warnings(embedded, settings),
-        exposure=exposure,
+        warnings=lambda: _describe_dead_nodes(local.embedded, settings),
+        exposure=_EXPOSURE.format(state_dir=settings.state_dir) if local.is_exposed else "",
         grafana_url=settings.grafana_url,
         issuer=_make_issuer(settings, waits),
         limits=Limits(
@@ -185,93 +266,67 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         webhooks=settings.webhook_rules,
         allowed_hosts=settings.host_names | {socket.gethostname().lower()},
     )
-    ends_cluster = embedded is not None and not settings.keep_cluster
-    progress = SavingProgress(store, _say, time.monotonic)
-    stop = StopRequest(
-        saves=ends_cluster and settings.stop_s > 0,
-        begin=lambda: control.save_and_end(progress.show) if ends_cluster else None,
+    return _ControlPlane(app, clusters, control, delivery, retention, storage)
+
+
+def _make_gateway(
+    settings: Settings, store: Store, clusters: JoinedClusters, local: _LocalCluster, listens_at: tuple[str, int]
+) -> GatewayProcess:
+    """Make the gateway of the cluster that the server starts, or whose address it was given."""
+    host, port = listens_at
+    scheme = "http" if settings.tls_cert is None else "https"
+
+    def configure() -> GatewayConfig:
+        address = local.embedded.address if local.embedded is not None else settings.ray_address
+        assert address
+        return GatewayConfig(
+            url=f"{scheme}://{format_netloc(find_local_address(host), port)}",
+            token=ensure_cluster_token(store, settings.state_dir, clusters.own, now=time.time()),
+            cluster=clusters.own,
+            ca="" if settings.tls_cert is None else settings.tls_cert.read_text(encoding="ascii"),
+            is_same_machine=True,
+            ray_address=address,
+            home=find_home(settings, host, port),
+            replaces=True,  # a server that was started again may have another cluster under the same name
+            ends_with_input=True,
+            logs=settings.logs,
+        )
+
+    return GatewayProcess(
+        configure,
+        _ray_environment(local.embedded),
+        lambda: store.reading(cluster_links.read_newest_report)(clusters.own),
+        account=local.isolation.gateway if local.isolation is not None else None,
     )
-    if settings.allow_plain_http and not is_loopback(settings.host) and not settings.trusted_proxies:
-        _log.warning("http.no_trusted_proxies", extra={"reason": _NO_PROXIES})
-    # before anything is started, so that a port that is in use fails early
-    with _listen(settings.host, settings.port) as listener:
-        host, port = listener.getsockname()[:2]
-        http_config = HttpConfig(
-            settings.tls_cert, settings.tls_key, settings.trusted_proxies, _connection_limits(settings)
-        )
-        server = make_server(
-            app, http=http_config, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG
-        )
-        _stop_on_signals(server, stop)
 
-        def configure_gateway() -> GatewayConfig:
-            address = embedded.address if embedded is not None else settings.ray_address
-            assert address
-            return GatewayConfig(
-                url=f"{http_config.scheme}://{_netloc(_reachable(host), port)}",
-                token=ensure_cluster_token(store, settings.state_dir, clusters.own, now=time.time()),
-                cluster=clusters.own,
-                ca="" if settings.tls_cert is None else settings.tls_cert.read_text(encoding="ascii"),
-                is_same_machine=True,
-                ray_address=address,
-                home=find_home(settings, host, port),
-                replaces=True,  # a server that was started again may have another cluster under the same name
-                ends_with_input=True,
-                logs=settings.logs,
-            )
 
-        gateway = None
-        if not settings.cluster:
-            environment = _ray_environment(embedded)
-            account = isolation.gateway if isolation is not None else None
-            gateway = GatewayProcess(
-                configure_gateway,
-                environment,
-                lambda: store.reading(cluster_links.newest_report)(clusters.own),
-                account=account,
-            )
+async def _run_jobs(
+    settings: Settings, plane: _ControlPlane, local: _LocalCluster, gateway: GatewayProcess | None, stop: StopRequest
+) -> None:
+    """Start the cluster and its gateway, then run the control loop until the stop."""
+    healing = await _start_cluster(settings, local.embedded, stop.requested)
+    background = [healing] if healing is not None else []
+    if gateway is not None and not stop.requested.is_set():
+        background.append(asyncio.create_task(gateway.run()))
+    await _wait_until_joined(plane.clusters, stop.requested)
+    if not stop.requested.is_set() or (local.embedded is not None and local.embedded.adopted):
+        await plane.control.run(stop.now)
+    for task in background:
+        task.cancel()
+    if gateway is not None:
+        await asyncio.to_thread(gateway.stop)
 
-        async def run_jobs() -> None:
-            """Start the cluster and its gateway, then run the control loop until the stop."""
-            healing = await _start_cluster(settings, embedded, stop.requested)
-            background = [healing] if healing is not None else []
-            if gateway is not None and not stop.requested.is_set():
-                background.append(asyncio.create_task(gateway.run()))
-            await _wait_until_joined(clusters, stop.requested)
-            if not stop.requested.is_set() or (embedded is not None and embedded.adopted):
-                await control.run(stop.now)
-            for task in background:
-                task.cancel()
-            if gateway is not None:
-                await asyncio.to_thread(gateway.stop)
 
-        running = asyncio.create_task(run_jobs())
-        delivering = asyncio.create_task(delivery.run(stop.now))
-        collecting = asyncio.create_task(retention.run(stop.now, lambda: control.lease))
-        stopping = asyncio.create_task(_stop(server, stop, running, settings.stop_s))
-        lock.listens_at(f"http://{_netloc(host, port)}")
-        collect_rarely(OF_CONTROL_PLANE)
-        _say(f"listening on {http_config.scheme}://{_netloc(host, port)}")
-        console.start()
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            stop.signal()
-            stop.now.set()
-            await asyncio.wait([running, stopping, delivering, collecting], timeout=_STOP_S)
-            if ends_cluster:
-                progress.close([job_id for job_id, _ in control.given_up])
-            if gateway is not None:
-                await asyncio.to_thread(gateway.stop)
-            await asyncio.to_thread(clusters.close)
-            if embedded is not None and not settings.keep_cluster:
-                await asyncio.to_thread(embedded.stop)
-                (isolation.remove_attempts if isolation is not None else remove_attempts)(control.given_up)
-            console.close()
-            storage.close()
-            store.close()
-            if not running.done():
-                os._exit(0)  # a thread still waits for the cluster, and would keep the process
+async def _end(plane: _ControlPlane, local: _LocalCluster, gateway: GatewayProcess | None) -> None:
+    """End the processes of the server, and what it has open besides the store."""
+    if gateway is not None:
+        await asyncio.to_thread(gateway.stop)
+    await asyncio.to_thread(plane.clusters.close)
+    if local.embedded is not None and local.ends_with_server:
+        await asyncio.to_thread(local.embedded.stop)
+        remove = local.isolation.remove_attempts if local.isolation is not None else remove_attempts
+        remove(plane.control.given_up)
+    plane.storage.close()
 
 
 def _isolate(settings: Settings) -> Isolation:
@@ -317,17 +372,12 @@ def _make_embedded(settings: Settings, isolation: Isolation | None) -> EmbeddedC
     )
 
 
-def _describe_isolation(isolation: Isolation) -> str:
-    workers, gateway = isolation.workers, isolation.gateway
-    return f"isolate: code of jobs runs as user {workers.name} ({workers.home}), the gateway as {gateway.name}"
-
-
 def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
-def _warnings(embedded: EmbeddedCluster | None, settings: Settings) -> tuple[str, ...]:
+def _describe_dead_nodes(embedded: EmbeddedCluster | None, settings: Settings) -> tuple[str, ...]:
     dead_nodes = embedded.dead_nodes if embedded is not None else ()
     if not dead_nodes:
         return ()
@@ -372,7 +422,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         unusable_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
         way_out = "Choose another with --port." if unusable_port else "Is --host an address of this machine?"
-        raise SystemExit(f"cannot listen on {_netloc(host, port)}: {error.strerror}. {way_out}") from error
+        raise SystemExit(f"cannot listen on {format_netloc(host, port)}: {error.strerror}. {way_out}") from error
     listener.listen(2048)
     return listener
 
@@ -384,15 +434,6 @@ def _stop_on_signals(server: uvicorn.Server, stop: StopRequest) -> None:
         loop.add_signal_handler(number, stop.signal)
     # uvicorn's handlers raise the signal a second time, which would interrupt the stop of the cluster
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-
-
-def _netloc(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _reachable(host: str) -> str:
-    """Return an address of this machine at which a server that listens on `host` answers."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:

@@ -12,8 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from shoal_service.core.quantities import count_text
-from shoal_service.store import Store
-from shoal_service.store.driving import DriveRow
+from shoal_service.store import DriveRow, Store
 from shoal_service.views import JobView
 from shoal_workers.contract import EndReason, JobState
 
@@ -62,7 +61,7 @@ class SavingProgress:
             )
         for job_id in set(self._last_lines) - {row.id for row in rows}:
             del self._last_lines[job_id]
-            self._say_line(outcome(self._store.get_job(job_id)))
+            self._say_line(describe_outcome(self._store.get_job(job_id)))
         is_due = self._monotonic() - self._said_mono > _REPEAT_S
         for row in rows:
             line = _describe(row)
@@ -79,7 +78,7 @@ class SavingProgress:
             given_up: ids of the jobs that were not saved.
         """
         for job_id in sorted({*self._last_lines, *given_up}):
-            self._say_line(outcome(self._store.get_job(job_id)))
+            self._say_line(describe_outcome(self._store.get_job(job_id)))
         self._say("Stopping the Ray cluster.")
 
     def _say_line(self, line: str) -> None:
@@ -87,7 +86,7 @@ class SavingProgress:
         self._say(f"  {line}")
 
 
-def outcome(job: JobView) -> str:
+def describe_outcome(job: JobView) -> str:
     """Describe the state in which the stop has left a job, in one line."""
     status = job.status
     saved = status.checkpoint_step or 0

@@ -32,11 +32,9 @@ from shoal_service.core.downsampling import CHUNK, KEPT_STEPS
 from shoal_service.core.events.training import Validated
 from shoal_service.reports import PendingEvent
 from shoal_service.store import Store
-from shoal_service.store.curve_points import FACTOR, WIDTHS
-from shoal_service.store.database import Transaction
+from shoal_service.store.curves import FACTOR, WIDTHS, thin_steps
+from shoal_service.store.database import Transaction, jobs, series, series_rollups
 from shoal_service.store.records import num_of
-from shoal_service.store.tables import jobs, series, series_rollups
-from shoal_service.store.thinning import thin_steps
 
 _AT_ONCE = 2**18
 _REPORTS = 300

@@ -43,7 +43,7 @@ _LONGEST_S = 900.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--uploads", type=int, default=40)
-    parser.add_argument("--rate", type=float, default=4e6, help="bytes per second, of both directions together")
+    parser.add_argument("--rate", type=float, default=4e6, help="bytes per second, in each direction")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="shoal-slow-link-") as folder:
         figures = asyncio.run(measure(Path(folder), arguments.uploads, arguments.rate))

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter, all_reduce_small
+from shoal_workers.engine.group.all_ranks import all_ranks
+from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter
 from shoal_workers.engine.group.network_interface import choose_interface
 
 _HOST = "127.0.0.1"
@@ -76,7 +77,7 @@ def _run(rank: int, world: int, size: int, rounds: int, store: Path) -> None:
             lambda: DefaultReduceScatter()(part, whole, group, dist.ReduceOp.SUM),
             lambda: DirectReduceScatter()(part, whole, group, dist.ReduceOp.SUM),
         ),
-        "all-reduce": (lambda: dist.all_reduce(vote), lambda: all_reduce_small(vote)),
+        "all-reduce": (lambda: dist.all_reduce(vote), lambda: all_ranks().all_reduce_small(vote)),
     }
     for name, pair in pairs.items():
         figures = [figure for way in pair for figure in _timed(way, rounds)]

@@ -214,7 +214,7 @@ class _Rank:
         elif step == self._first_step + 1 and self._stepped.at_s < self._began.at_s:
             self._stepped, self._peak = _Use.now(), status_bytes("VmHWM")
         if step == self._first_step + STEPS - 1:
-            assert self._store.wait_until_mapped(_PATIENCE_S) and self._store.mapped_bytes
+            assert self._store.peer_maps.wait(_PATIENCE_S) and self._store.peer_maps.num_bytes
             self._engine.request_yield(self._generation, durable=False)
 
 

@@ -37,12 +37,10 @@ from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupProgre
 from shoal_service.core.attempt.state.parts import Running, Worker, WorkerPool
 from shoal_service.core.persistent import Table
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.reporting.reporter import Outbox, Reporter
 from shoal_service.supervisor.supervisor import new_attempt
 from shoal_service.supervisor.workers.agent_pool import AgentPool
-from shoal_service.supervisor.workers.ray_agents import RayAgents
-from shoal_service.supervisor.workers.ray_fleet import RayFleet
+from shoal_service.supervisor.workers.ray_fleet import RayAgents, RayFleet
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerPolling
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract.ids import NAMESPACE, agent_name

@@ -31,8 +31,7 @@ from shoal_service.control.control_loop import ControlLoop
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.store import Store, driving, submissions, supervisor_links
-from shoal_service.store.database import Transaction
-from shoal_service.store.tables import directives
+from shoal_service.store.database import Transaction, directives
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 _LONGEST_S = 1200.0

@@ -24,7 +24,7 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.journal import GcsJournal
 from shoal_service.supervisor.protocols import World
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_service.supervisor.supervisor import new_attempt
 from shoal_workers.contract.messages import ExitKind, Phase, Progress
 from shoal_workers.contract.snapshots import SnapshotPart

@@ -42,6 +42,29 @@ async def wait_for_any(clock: Clock, *events: asyncio.Event, timeout_s: float) -
             wait.cancel()
 
 
+class SilenceTimer:
+    """Measures for how long a value has not changed, in the time in which this process was awake."""
+
+    def __init__(self, clock: Clock, longest_s: float) -> None:
+        """`longest_s`: of the time between two observations that counts: the process may have been suspended."""
+        self._clock = clock
+        self._longest_s = longest_s
+        self._observed_mono = clock.monotonic()
+        self._value: float | None = None
+        self.silent_s = 0.0
+
+    def observe(self, value: float) -> bool:
+        """Return True if the value has changed since the observation before; the first one shows nothing."""
+        now_mono = self._clock.monotonic()
+        self.silent_s += min(now_mono - self._observed_mono, self._longest_s)
+        self._observed_mono = now_mono
+        before, self._value = self._value, value
+        if before is None or value == before:
+            return False
+        self.silent_s = 0.0
+        return True
+
+
 class WallClockWatch:
     """Detects jumps of the wall clock against monotonic time: it was set, or the machine was suspended."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from shoal_service.core.goodput import Category, Goodput
+from shoal_service.core.islands import Contribution
 from shoal_service.core.nodes import Cordon, Drain, Node
 from shoal_service.core.retention import Kind
 from shoal_service.core.worker_changes import ChangeKind
@@ -21,6 +22,7 @@ from shoal_service.views import (
     QueuePlace,
 )
 from shoal_workers.contract import Frozen, IncidentCause, JobSpec, JobState, Moment
+from shoal_workers.contract.islands import RoundDecision
 
 
 class DrainView(Drain):
@@ -49,6 +51,25 @@ class NodeView(Node):
     @classmethod
     def of(cls, node: Node, **changes: float) -> NodeView:
         return cls.model_validate({**node.model_dump(), **changes})
+
+
+class IslandArrival(Contribution):
+    """The difference of an island, whole in the storage."""
+
+    arrived_at: float
+
+
+class IslandRound(Frozen):
+    """A round in which islands merge, see docs/islands.md."""
+
+    round: int
+    """From 0."""
+    arrived: tuple[IslandArrival, ...]
+    decision: RoundDecision | None
+    """The members and their weights; null: the round is open."""
+    closed_at: float | None
+    loss: float | None
+    """Mean of the members' losses, weighted by tokens; null: the round is open, or a member has none."""
 
 
 class ClusterSummary(Frozen):
@@ -161,26 +182,27 @@ class DryRun(Frozen):
     """null: this server does not schedule at the moment."""
 
 
-class HeldBackJob(Frozen):
-    """A running job with fewer workers than it may have."""
+class JobOwner(Frozen):
+    """A job, and whose it is."""
 
     job_id: str
     name: str
     project: str
     user: str
+
+
+class HeldBackJob(JobOwner):
+    """A running job with fewer workers than it may have."""
+
     priority: int
     workers: int
     """Granted."""
     answer: GrowthAnswer
 
 
-class QueuedJob(Frozen):
+class QueuedJob(JobOwner):
     """A job in the queue."""
 
-    job_id: str
-    name: str
-    project: str
-    user: str
     priority: int
     submitted_at: float
     place: QueuePlace | None
@@ -213,17 +235,22 @@ class ProjectRules(Frozen):
         return self
 
 
-class ProjectView(ProjectRules):
-    """A project: its quotas, and what it uses itself, without the projects below it."""
+class QuotaUse(Frozen):
+    """What the jobs of a project or a user take."""
 
     name: str
     is_defined: bool
-    """False: it has jobs, but no quotas of its own; the rules of the project `default` apply to them."""
+    """False: it has jobs, but no rules of its own; those of `default` apply."""
     queued: int = 0
     running: int = 0
     """Jobs with workers."""
     workers: int = 0
     """Workers that are granted to its jobs."""
+
+
+class ProjectView(ProjectRules, QuotaUse):
+    """A project: its quotas, and what it uses itself, without the projects below it."""
+
     share: float = 0.0
     """Its share of the workers that are granted to all jobs."""
 
@@ -237,17 +264,8 @@ class UserRules(Frozen):
     """Largest number of queued jobs: a further one is refused at submit; null: no limit."""
 
 
-class UserView(UserRules):
-    """A user: the limits that apply, and what the user has."""
-
-    name: str
-    is_defined: bool
-    """False: the limits are those of the user `default`; each user has them alone."""
-    queued: int = 0
-    running: int = 0
-    """Jobs with workers."""
-    workers: int = 0
-    """Granted to the user's jobs."""
+class UserView(UserRules, QuotaUse):
+    """A user: the limits that apply, and what the user has. Each user has the limits of `default` alone."""
 
 
 class QueueView(Frozen):
@@ -632,13 +650,9 @@ class SweepCurves(Frozen):
     """The best value so far, by time."""
 
 
-class DeletionView(Frozen):
+class DeletionView(JobOwner):
     """The deletion of a job; it stays when the job is gone, as a record of it."""
 
-    job_id: str
-    name: str
-    project: str
-    user: str
     requested_at: float
     requested_by: str = ""
     """Who asked for it; empty: not known."""

@@ -2,14 +2,14 @@
 and meaning.
 
     @dataclass(eq=False)
-    class JobNotFound(NotFound):
-        kind = ProblemKind("job-not-found", 404, "No such job", "No job has this id.")
+    class JobNotFound(NotFound, code="job-not-found", status=404, title="No such job", text="There is no {job_id}."):
+        \"\"\"No job has this id.\"\"\"
+
         job_id: str
 
-        def __str__(self) -> str: ...
-
-The API answers a `ServiceError` with a problem document (RFC 9457), whose detail is the text of the error. `/problems`
-and the OpenAPI document list the kinds of all subclasses. Any other exception is answered with 500.
+The meaning is the docstring. The API answers a `ServiceError` with a problem document (RFC 9457), whose detail is the
+text of the error. `/problems` and the OpenAPI document list the kinds of all subclasses. Any other exception is
+answered with 500.
 
 `SettingsError` is for who starts a process of the service, and is no answer of the API.
 """
@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from shoal_workers.contract.base import FieldError
 from shoal_workers.contract.checks.spec_errors import SpecProblem
 
 
@@ -37,11 +38,11 @@ class ProblemKind:
         return f"/problems/{self.code}"
 
 
-class ServiceError(Exception):
+class ServiceError(FieldError):
     """An error that a client is told of.
 
-    A class without fields takes the text for the client. One with fields is a dataclass and makes its text of them. A
-    class without `kind` has that of its base.
+    A class without fields takes the text for the client. One with fields is a dataclass, and `text` or `__str__` makes
+    its text of them. A class without a code has the kind of its base.
     """
 
     kind: ClassVar[ProblemKind]
@@ -50,6 +51,11 @@ class ServiceError(Exception):
     headers: Mapping[str, str] | None = None
     """More headers of the answer."""
 
+    def __init_subclass__(cls, *, code: str = "", status: int = 0, title: str = "", **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if code:
+            cls.kind = ProblemKind(code, status, title, " ".join((cls.__doc__ or "").split()))
+
     def __init__(
         self, detail: str, errors: tuple[SpecProblem, ...] = (), headers: Mapping[str, str] | None = None
     ) -> None:
@@ -57,18 +63,9 @@ class ServiceError(Exception):
         self.errors = errors
         self.headers = headers
 
-    def __post_init__(self) -> None:
-        """Complete a dataclass: `args` is what pickling passes to the class."""
-        self.args = tuple(vars(self).values())
 
-
-class Unauthenticated(ServiceError):
-    kind = ProblemKind(
-        "unauthenticated",
-        401,
-        "No valid token",
-        "The request shows no token, or one that is unknown, expired or revoked. The detail names the way out.",
-    )
+class Unauthenticated(ServiceError, code="unauthenticated", status=401, title="No valid token"):
+    """The request shows no token, or one that is unknown, expired or revoked. The detail names the way out."""
 
 
 def problem_kinds(base: type[ServiceError] = ServiceError) -> dict[str, ProblemKind]:

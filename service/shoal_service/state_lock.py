@@ -10,8 +10,9 @@ import atexit
 import fcntl
 import os
 import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -31,15 +32,14 @@ class Owner(BaseModel):
     """Where it listens; empty: it does not yet."""
 
 
+@dataclass(eq=False)
 class StateDirectoryInUse(ValueError):
     """Another server uses the directory."""
 
     code = "state_dir_in_use"
 
-    def __init__(self, directory: str, owner: Owner | None) -> None:
-        super().__init__(directory, owner)
-        self.directory = directory
-        self.owner = owner
+    directory: str
+    owner: Owner | None
 
     def __str__(self) -> str:
         who = "another server"
@@ -52,7 +52,7 @@ class StateDirectoryInUse(ValueError):
         )
 
 
-class StateLock:
+class StateLock(AbstractContextManager["StateLock"]):
     """Locks a state directory from `take` until `release`. Used by one thread."""
 
     def __init__(self, directory: Path, descriptor: int, owner: Owner) -> None:
@@ -95,9 +95,6 @@ class StateLock:
         """Releases the lock. The file stays, empty: to delete it would let two servers lock two files of one name."""
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -34,6 +34,7 @@ from shoal_workers.contract import (
     LayoutProof,
     LogStream,
     Moment,
+    Overlap,
     ParallelismSpec,
     Phase,
     ProfileFile,
@@ -560,6 +561,8 @@ class ProfileView(Frozen):
     """The trace in Chrome's format, for chrome://tracing or ui.perfetto.dev, and the timeline of memory."""
     peak_bytes: int | None = None
     """Most memory that tensors took: on a GPU in all, on a CPU beyond what they took when the profile began."""
+    overlaps: tuple[Overlap, ...] = ()
+    """By axis, the longest first: collectives in the profiled steps, and how much of them computing hid."""
     held_s: float = 0.0
     """Seconds for which the start and the end of the profile kept the worker from training."""
 

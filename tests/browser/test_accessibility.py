@@ -43,7 +43,10 @@ def addresses(written: Service) -> dict[str, str]:
             (
                 "trains",
                 "1e-3",
-                {"annotations": {"notes": "# Why\n- **bold** and `code`\n> [more](https://example.org)"}},
+                {
+                    "annotations": {"notes": "# Why\n- **bold** and `code`\n> [more](https://example.org)"},
+                    "islands": {"num": 2, "index": 0},
+                },
             ),
             ("waits", "2e-3", {"priority": 3}),
             ("failed", "3e-3", {"retry": {"max_failures": 0}}),
@@ -60,11 +63,12 @@ def addresses(written: Service) -> dict[str, str]:
     tabs = ("overview", "curves", "data", "logs", "workers", "checkpoints", "spec", "events")
     found = {f"/jobs/{job.id}": "#actions button" for job in (waits, failed, done)}
     found |= {f"/jobs/{trains.id}#tab={tab}": f"#panel-{tab}:not([hidden])" for tab in tabs}
+    found[f"/jobs/{trains.id}#tab=overview"] = "#islands tr"
     data = {
         "/": ("", "#jobs tr"),
         "/compare": (f"?jobs={trains.id},{done.id}", "#jobs tr"),
         "/sweeps": ("?label=sweep", "#jobs tr"),
-        "/models": ("#project=default&model=speech&version=1", ".graph a"),
+        "/models": ("#project=default&model=speech&version=1", "#lineage a"),
         "/docs": ("", "#api .errors-wrapper"),
     }
     found["/sweeps"] = "#sweeps tr"

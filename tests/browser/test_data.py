@@ -81,7 +81,7 @@ def test_a_job_shows_what_it_reads_as_text_whatever_is_in_it(reader: Browser, fo
     shown = reader.text("#data-preview")
     for text in (
         "4 to 512, median 20",
-        f"17 lines without an answer {EVIL}",
+        f"lines without an answer {EVIL}: 17",
         f"2 train {EVIL}",
         "75 %",
         "and 58 rarer labels",
@@ -132,4 +132,5 @@ def test_a_spec_shows_what_it_would_read_before_it_is_submitted(
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{job.id}#tab=data")
     browser.sees("#data-preview", "Validation")
     assert client.data(job.id).splits["train"] is not None
-    assert browser.complaints() == []
+    # The page cancels the job once it has the data; by then it may have ended by itself.
+    assert [line for line in browser.complaints() if f"{job.id}/cancel" not in line] == []

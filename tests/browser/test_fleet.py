@@ -85,7 +85,7 @@ def test_the_fleet_shows_who_gave_what_to_whom_and_why(reader: Browser, written:
     reader.until(lambda: reader.count("#decisions tr") >= 4, "the changes")
     newest = reader.text("#decisions tr:first-child")
     assert "giver" in newest and "preempted" in newest and "2 \u2192 0" in newest and "Priority 5 before 0." in newest
-    assert "1 to receiver; 1 is free" in newest
+    assert "1 to receiver; freed 1" in newest
     grown = reader.text("#decisions tr:nth-child(2)")
     assert "grew" in grown and "2 free workers" in grown and "Its workers add more tokens." in grown
     for width in (420, 1024, 1400, 2560):

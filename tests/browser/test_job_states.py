@@ -61,9 +61,9 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     _open(reader, written, gone)
     _do(reader, "delete", "This cannot be undone")
     reader.until(lambda: reader.run("location.pathname") == "/", "the page of all jobs")
-    assert [one.job_id for one in written.store.reading(job_deletion.newest)(project=None, limit=10, visible=None)] == [
-        gone.id
-    ]
+    assert [
+        one.job_id for one in written.store.reading(job_deletion.read_newest)(project=None, limit=10, visible=None)
+    ] == [gone.id]
     assert reader.complaints() == []
 
 

@@ -32,6 +32,8 @@ def test_the_straggler_is_the_darkest_row_and_another_metric_is_chosen(reader: B
     assert reader.run(f"[{_MAP}.zmin, {_MAP}.zmax]") == [0, 1]
     assert reader.run("document.querySelectorAll('#system-map .heatmaplayer image').length") == 1
     assert reader.run("document.querySelectorAll('#system-lines .scatterlayer .trace').length") == 4
+    span = "document.getElementById('{}')._fullLayout.xaxis.range"
+    assert reader.run(span.format("system-map")) == reader.run(span.format("system-lines"))
 
     choose = (
         "(() => {{ const one = document.getElementById('{}'); one.value = '{}';"

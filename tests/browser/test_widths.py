@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kit import island_rounds
 from kit.processes.chromium import CUT_OFF, Browser
-from kit.worlds.written_service import CHECKPOINT, RUNNING, Service
+from kit.worlds.written_service import AT, CHECKPOINT, RUNNING, Service
 from shoal_service.artifact_views import ModelRequest
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.views import JobStatus, JobView
@@ -41,13 +42,14 @@ def jobs(written: Service) -> list[JobView]:
     trains, waits, failed = (
         written.add_job(name=name, labels=LABELS, user="ada.lovelace", project="speech", **more)
         for name, more in (
-            ("language-model-pretraining", {}),
+            ("language-model-pretraining", {"islands": {"num": 3, "index": 0}}),
             ("waits", {"priority": -10}),
             ("failed", {"retry": {"max_failures": 0}}),
         )
     )
     for job in (trains, failed):
         written.train(job)
+    island_rounds.close(written.store, written.epoch, trains.id, 0, [0, 1], now=AT)
     fast = RUNNING.model_copy(update={"step": 123_456, "total_steps": 200_000, "tokens_per_s": 1_234_567.0})
     url = f"/var/lib/shoal/checkpoints/speech/{trains.id}/step-000000123456-a1-g2"
     written.report(trains, fast, checkpoints=(CHECKPOINT.model_copy(update={"step": 123_456, "url": url}),))
@@ -97,11 +99,12 @@ def _pages(jobs: list[JobView]) -> dict[str, str]:
     return {
         "/": "#jobs tr",
         f"/jobs/{jobs[0].id}": "#incidents tr",
+        f"/jobs/{jobs[0].id}#tab=overview": "#islands tr",
         f"/jobs/{jobs[0].id}#tab=workers": "#grid",
         f"/jobs/{jobs[0].id}#tab=checkpoints": "#checkpoints tr",
         f"/compare?jobs={ids}": "#jobs tr",
         "/sweeps?label=sweep": "#jobs tr",
-        "/models#project=speech&model=speech&version=1": ".graph a",
+        "/models#project=speech&model=speech&version=1": "#lineage a",
     }
 
 

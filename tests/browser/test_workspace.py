@@ -63,6 +63,11 @@ def test_jobs_are_hidden_shown_alone_coloured_and_grouped(
     reader.run(f"(({dot}).value = '#ff0000', ({dot}).dispatchEvent(new Event('input', {{ bubbles: true }})))")
     reader.until(lambda: reader.run(PICTURE) != before, "the new colour")
 
+    reader.fill("#group", "optimizer.lr")
+    reader.press(Keys.TAB)
+    reader.sees("#num-runs", "3 of 3 groups shown")
+    keys = reader.run("[...document.querySelectorAll('#runs [data-key]')].map((row) => row.dataset.key)")
+    assert keys == ["0.0001", "0.001", "0.01"]
     reader.fill("#group", "label.team")
     reader.press(Keys.TAB)
     drawn(reader, 2)

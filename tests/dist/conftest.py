@@ -52,13 +52,14 @@ def fleet(_zygote_fleet: Fleet) -> Iterator[Fleet]:
 
 @pytest.fixture
 def make_job(fleet: Fleet, tmp_path: Path) -> Any:
-    """`make_job(**spec)`: a job with the tiny task; its checkpoints, and snapshots if `memory`, lie under tmp_path."""
+    """`make_job(**spec)`: a job with the tiny task; its checkpoints, and snapshots if `memory`, lie under tmp_path.
+    `by_axis`: as of `Engine`."""
 
-    def make(root: str = "job", *, memory: bool = False, **spec: Any) -> Job:
+    def make(root: str = "job", *, memory: bool = False, by_axis: bool | None = None, **spec: Any) -> Job:
         memory_root = tmp_path / f"{root}-memory" if memory else None
         if memory_root:
             memory_root.mkdir()
-        return Job(fleet, spec, tmp_path / root, memory_root)
+        return Job(fleet, spec, tmp_path / root, memory_root, by_axis)
 
     return make
 

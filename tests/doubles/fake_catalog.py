@@ -64,15 +64,10 @@ class FakeCatalog:
         self.markers[name] = marker
         return marker
 
-    def newest(
-        self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
-    ) -> CheckpointName | None:
-        self._require_storage()
-        fitting = [n for n in self.markers if self._counts(n) and n not in excluding and (before is None or n < before)]
-        return max(fitting, default=None)
-
     def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
-        newest = self.newest(excluding=[*excluding, *self.damaged])
+        self._require_storage()
+        fitting = (n for n in self.markers if self._counts(n) and n not in excluding and n not in self.damaged)
+        newest = max(fitting, default=None)
         newer = [n for n in self.damaged if self._counts(n) and n not in excluding and (newest is None or n > newest)]
         errors = [DamagedCheckpoint(self.url(n), "COMMIT.json", "is damaged") for n in newer]
         there = max((n for n in {*self.markers, *self.damaged} if self._counts(n)), default=None)

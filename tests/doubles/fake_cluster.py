@@ -20,7 +20,7 @@ from shoal_service.home import AttemptCaller, Home, HomeReport
 from shoal_service.reports import StacksAnswer
 from shoal_service.store.errors import AttemptTokenRefused, SupervisorReplaced
 from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_workers.contract.messages import Stacks
 
 _SIGN_S = 1.0

@@ -12,7 +12,7 @@ from typing import Any
 from doubles.fake_cluster import FakeCluster
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.clusters.verbs import BY_METHOD
-from shoal_service.control.protocols import JoinedAs
+from shoal_service.control.protocols import ClusterMembership
 from shoal_service.core.nodes import Cordon
 
 
@@ -44,7 +44,7 @@ class FakeClusters:
     def __init__(self, own: str = "default", /, **clusters: FakeCluster) -> None:
         """`clusters`: by name; the own one is among them."""
         self.own = own
-        self.joined: Mapping[str, JoinedAs] = {}
+        self.joined: Mapping[str, ClusterMembership] = {}
         self._watchers: list[Callable[[str], None]] = []
         for name, cluster in sorted(clusters.items(), key=lambda one: (one[0] != own, one[0])):
             self.join(name, cluster)
@@ -57,7 +57,7 @@ class FakeClusters:
         cluster.watch(lambda: self._changed(name))
         if isinstance(cluster, FakeCluster):
             cluster = AskedCluster(cluster)
-        self.joined = {**self.joined, name: JoinedAs(cluster=cluster, labels=labels or {})}
+        self.joined = {**self.joined, name: ClusterMembership(cluster=cluster, labels=labels or {})}
 
     def cordon(self, name: str, reason: str) -> None:
         cordon = Cordon(reason=reason, requested_at=1.0)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shoal_service.supervisor.journal import Beginning, JournalEntry, parse_entry
+from shoal_service.supervisor.journal import JournalEntry, RecoveredState, parse_entry
 
 
 class Replaced(BaseException):
@@ -42,10 +42,10 @@ class FakeJournal:
         raw = self._storage.entry
         return None if raw is None else parse_entry(raw)
 
-    def begin(self, now: float) -> Beginning:
+    def begin(self, now: float) -> RecoveredState:
         self._storage.starts = [*self._storage.starts, now]
         self._life = len(self._storage.starts)
-        return Beginning(
+        return RecoveredState(
             self._life, list(self._storage.starts), self.read(), self._storage.epoch, self._storage.num_lost
         )
 

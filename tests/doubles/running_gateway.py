@@ -11,8 +11,7 @@ from typing import Any
 from doubles.fake_ray import FakeRay
 from kit.processes.server import until as until
 from shoal_service.core.nodes import Node
-from shoal_service.gateway.gateway import Gateway
-from shoal_service.gateway.link import Link
+from shoal_service.gateway.gateway import Gateway, Link
 
 NODE = Node(node_id="a", ip="127.0.0.1", alive=True, cpus=2.0, gpus=0.0, memory_gib=1.0, labels={"zone": "x"})
 PATIENCE_S = 60.0

@@ -26,7 +26,7 @@ from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.executor import TICK_S, Executor
 from shoal_service.supervisor.journal import JournalEntry
 from shoal_service.supervisor.protocols import World
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_service.supervisor.supervisor import new_attempt
 from shoal_workers.contract.spec import JobSpec
 

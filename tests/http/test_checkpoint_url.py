@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client import Client
-from shoal_api.client.client import with_absolute_paths
+from shoal_api.client.spec_documents import with_absolute_paths
 from shoal_service.settings import load_settings
 
 SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 5}}

@@ -17,7 +17,7 @@ from shoal_api.http.page_files import LIBRARIES
 from shoal_api.http.routes.pages import PAGES as PAGE_FILES
 from shoal_service.core.endings import ENDINGS
 from shoal_service.core.goodput import Category
-from shoal_service.telemetry.metric import RecoveryPhase
+from shoal_service.telemetry.catalogue import RecoveryPhase
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.profiles import Category as StepPart
 
@@ -207,7 +207,7 @@ def test_joined_modules_do_what_the_separate_ones_do(tmp_path: Path) -> None:
         b"export class Box { constructor() { this.value = twice(first) + own; } }\n",
         "main.js": b'import { Box } from "./user.js";\nimport "./base.js";\nconsole.log(new Box().value);\n',
     }
-    text = page_files.joined(["main.js"], modules)
+    text = page_files.join_modules(["main.js"], modules)
     assert text is not None
     script = tmp_path / "joined.mjs"
     script.write_text(text)
@@ -228,7 +228,7 @@ def test_joined_modules_do_what_the_separate_ones_do(tmp_path: Path) -> None:
     ],
 )
 def test_modules_with_other_forms_stay_separate(other: str) -> None:
-    assert page_files.joined(["main.js"], {"main.js": other.encode(), "a.js": b"export const x = 1;\n"}) is None
+    assert page_files.join_modules(["main.js"], {"main.js": other.encode(), "a.js": b"export const x = 1;\n"}) is None
 
 
 def test_the_modules_stay_small() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kit.store_calls import set_queue
 from shoal_api.client import ApiError
-from shoal_api.client.client import user_of_login
+from shoal_api.client.spec_documents import find_user_name
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.fleet_views import ProjectRules, UserRules
 
@@ -104,4 +104,4 @@ def test_a_job_has_the_user_of_its_spec_else_of_the_login(service: Any, monkeypa
 
 @pytest.mark.parametrize(("login", "user"), [("ada", "ada"), ("LAB\\ada l.", "LAB-ada-l"), ("", None), ("---", None)])
 def test_a_login_name_becomes_a_valid_user(login: str, user: str | None) -> None:
-    assert user_of_login(login) == user
+    assert find_user_name(login) == user

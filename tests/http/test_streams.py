@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -12,7 +12,8 @@ import pytest
 
 from shoal_api.client import Client
 from shoal_api.client.transport import parse_stream, split_lines
-from shoal_api.http.followers import LogFollower, LogSelection
+from shoal_api.http.followers import LogSelection, follow_log
+from shoal_api.http.streams import Batch
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingLog
 from shoal_service.store import driving
@@ -212,17 +213,17 @@ def test_a_followed_log_begins_with_its_tail_and_loses_no_line(
         texts = [f"{what} {number}" for number in range(num)]
         return tuple(PendingLog(at=1.0, rank=0, worker_id="w", stream="stdout", text=text) for text in texts)
 
-    def read(follower: LogFollower) -> list[str]:
+    def read(follower: Iterator[Batch]) -> list[str]:
         found: list[str] = []
         while True:
-            batch = follower.read_now()
+            batch = next(follower)
             found += [chunk.decode().partition("] ")[2].rstrip() for chunk in batch.chunks]
             if not batch.more:
                 return found
 
     old, new = lines("old", num_old), lines("new", 3)
     job_id = supervise(logs=old)
-    follower = LogFollower(service.store, job_id, LogSelection(rank=0, tail=tail), plain=True)
+    follower = follow_log(service.store, job_id, LogSelection(rank=0, tail=tail), plain=True)
     shown = num_old if tail is None else min(tail, num_old)
     assert read(follower) == [line.text for line in old[num_old - shown :]]
     assert read(follower) == []

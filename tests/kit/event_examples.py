@@ -41,6 +41,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "nor for patience; it has loss, accuracy",
     ),
     (
+        training.IslandMissedRound(round=7, island=2, members=(0, 1)),
+        "island 2 missed round 7: it was closed with 0, 1",
+    ),
+    (
         job.JobRetried(done=40, reason="user_error"),
         "tried again after user_error at step 40",
     ),

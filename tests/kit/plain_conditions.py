@@ -1,6 +1,7 @@
 """Conditions and orders over jobs in plain Python, value by value: what SQL must answer too. And random ones."""
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from string import ascii_lowercase, ascii_uppercase
@@ -8,6 +9,7 @@ from typing import Any
 
 from shoal_service.core.where.fields import Field, JobDocuments, Kind, value_of
 from shoal_service.core.where.language import (
+    LABEL_NUMBER,
     AllOf,
     AnyOf,
     Compared,
@@ -16,7 +18,6 @@ from shoal_service.core.where.language import (
     Not,
     Order,
     Relation,
-    label_number,
 )
 
 _FOLDED = str.maketrans(ascii_uppercase, ascii_lowercase)
@@ -61,6 +62,11 @@ def sort(jobs: Sequence[JobDocuments], orders: Sequence[Order]) -> list[JobDocum
             )
             ordered = known + others
     return ordered
+
+
+def label_number(text: str) -> float | None:
+    """Return the number that a label reads as; None if it is none."""
+    return float(text) if re.search(LABEL_NUMBER, text) else None
 
 
 def _as(kind: type, field: Field, value: Any) -> Any:

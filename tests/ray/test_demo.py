@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from kit.processes.prometheus import History
+from kit.processes.prometheus import History, start_prometheus
 from kit.processes.server import until
 from kit.requirements import missing
-from shoal_api.demo.processes import start_prometheus
 from shoal_api.demo.show import MIN_STEPS, TOLERANCE
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 

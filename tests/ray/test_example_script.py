@@ -14,7 +14,7 @@ import pytest
 from kit.processes.server import PATIENCE_S, Server, until
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
-from shoal_workers.data.tokenizer import Split, split_of
+from shoal_workers.data.tokenizer import Split, choose_split
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "script"
 STEPS = 1_200
@@ -78,7 +78,7 @@ def test_one_small_text_in_an_empty_directory_trains_without_a_setting(
     """The text is one document, which a fraction of 5 % would hold back whole in one of twenty cases, as here."""
     for number in range(400):
         text = f"{number}: the sky is blue, and the grass is green.\n" * 420
-        if split_of(text.encode(), 0.05) is Split.VALIDATION:
+        if choose_split(text.encode(), 0.05) is Split.VALIDATION:
             break
     (tmp_path / "text.txt").write_text(text)
     (tmp_path / "job.yaml").write_text("data: {paths: [text.txt]}\nstop: {steps: 1}\n")

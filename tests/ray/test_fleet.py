@@ -53,7 +53,7 @@ fleet = RayFleet(SupervisorConfig(
     job_id="given-up", attempt=1, spec=spec, checkpoint_root="/nowhere", granted=1, epoch=1, spec_version=1,
 ))
 asyncio.run(give_up(fleet))
-fleet._creators.shutdown()
+fleet._actors._creators.shutdown()
 deadline = time.monotonic() + 30
 while is_known() and time.monotonic() < deadline:
     time.sleep(0.05)

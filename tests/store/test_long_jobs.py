@@ -17,13 +17,11 @@ from shoal_service.core.sweeps import Measure
 from shoal_service.core.where.language import Selection
 from shoal_service.reports import PendingEvent
 from shoal_service.store import Store, curves, histories, job_lists
-from shoal_service.store.curves import Extent
-from shoal_service.store.database import Transaction, upsert
+from shoal_service.store.curves import Extent, thin_events, thin_steps
+from shoal_service.store.database import Transaction, jobs, series, series_rollups, upsert, webhook_cursors
 from shoal_service.store.job_lists import FleetQuery
-from shoal_service.store.records import num_of
-from shoal_service.store.sweep_jobs import _values
-from shoal_service.store.tables import jobs, series, series_rollups, webhook_cursors
-from shoal_service.store.thinning import thin_events, thin_steps
+from shoal_service.store.records import load, num_of
+from shoal_service.store.sweep_jobs import _read_values
 from shoal_service.views import CheckpointState, CheckpointView
 
 STEPS = 4 * CHUNK
@@ -126,7 +124,7 @@ def test_of_a_long_job_the_steps_stay_that_a_mean_would_hide(job: LongJob) -> No
     assert [loss for _, loss in curve] == pytest.approx([loss for _, loss in before], rel=0.05, nan_ok=True)
     selection = Selection.parse("max(loss) == 99 and min(loss) < 0.3 and first(step where loss is nan) == 1234", now=9)
     assert len(job.store.reading(job_lists.page)(FleetQuery(selection=selection)).items) == 1
-    values = job.store.reading(_values)({job.id: job.num}, 800, Measure.TRAINING)
+    values = job.store.reading(_read_values)({job.id: job.num}, 800, Measure.TRAINING)
     assert values == {job.id: pytest.approx(point(800).loss, rel=1e-2)}, "a sweep compares it"
     close = job.curve(500, after_step=LOWEST - 200, until_step=LOWEST + 100)
     assert (LOWEST, 0.25) in close, "a part of the curve has what stayed"
@@ -169,7 +167,7 @@ def test_of_old_events_those_of_routine_go_once_webhooks_have_them(
     num = store.reading(num_of)(attempt.job_id)
     if hook == "settled":
         store.writing(_settle)(num)
-    last = store.reading(histories.read_event_numbers)([attempt.job_id])[attempt.job_id]
+    last = store.reading(load)(attempt.job_id).event_seq
     for before in (last - 600, last - 600, last):  # without a new event that is due, nothing is deleted
         store.writing(thin_events)(num, before=before, last=last, kept_events=1_000)
     left = store.reading(histories.read_events)(attempt.job_id, limit=10_000)
@@ -183,7 +181,7 @@ def test_reports_of_a_long_job_delete_its_old_events_of_routine(store: Store, at
     routine = PendingEvent.of(Validated(step=1, loss=1.0, bits_per_byte=None), 1.0)
     for _ in range(5):
         attempt.report(events=(routine,) * (KEPT_EVENTS // 4))
-    last = store.reading(histories.read_event_numbers)([attempt.job_id])[attempt.job_id]
+    last = store.reading(load)(attempt.job_id).event_seq
     numbers = [event.seq for event in store.reading(histories.read_events)(attempt.job_id, limit=2 * KEPT_EVENTS)]
     assert KEPT_EVENTS <= len(numbers) < last - 1_000 and numbers[-1] == last
 

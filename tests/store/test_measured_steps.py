@@ -4,7 +4,7 @@ from typing import Any
 
 from kit.views import series_point
 from shoal_service.store import Store
-from shoal_service.store.measured_steps import JobSteps, newest_steps
+from shoal_service.store.curves import JobSteps, newest_steps
 
 
 def _points(first: int, last: int, step_s: float, **parts: Any) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from shoal_service.store import (
     metrics_snapshot,
     submissions,
 )
-from shoal_service.store.tables import job_specs, jobs
+from shoal_service.store.database import job_specs, jobs
 from shoal_service.views import JobPatch
 from shoal_workers.contract.job import JobState
 

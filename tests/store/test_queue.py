@@ -12,9 +12,8 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.store import Lease, Store, driving, histories, job_lists, queueing, submissions
-from shoal_service.store.database import upsert
+from shoal_service.store.database import queue_places, upsert
 from shoal_service.store.queueing import REWRITE_S
-from shoal_service.store.tables import queue_places
 from shoal_service.views import ElasticityPatch, GrowthAnswer, JobPatch, QueuePlace
 from shoal_workers.contract.job import JobState
 

@@ -10,7 +10,7 @@ import pytest
 from shoal_api.http.problems import NotReady
 from shoal_service.control.submission import CodeUnknown
 from shoal_service.core.desired import Desired
-from shoal_service.core.selection import LabelSelector
+from shoal_service.core.where.language import LabelSelector
 from shoal_service.store import (
     IdempotencyConflict,
     InvalidCursor,
@@ -219,6 +219,6 @@ def test_an_archive_is_stored_once_under_its_hash(store: Store) -> None:
     assert store.reading(archives.get)(name) is None
     assert not store.reading(archives.exists)(name)
     for _ in range(2):
-        store.writing(archives.put)(archives.checked(name, data), now=1.0)
+        store.writing(archives.put)(archives.check(name, data), now=1.0)
     assert store.reading(archives.exists)(name)
     assert store.reading(archives.get)(name) == data

@@ -155,6 +155,16 @@ JOB = Board(
                 ),
             ),
         ),
+        "Islands": (
+            Panel(
+                "Rounds",
+                (
+                    _query("shoal_job_island_rounds_total", "closed", "an island"),
+                    _query("shoal_job_island_rounds_missed", "missed in a row", "an island"),
+                ),
+            ),
+            Panel("Waited for rounds", (_query("shoal_job_island_waited_seconds", "waited", "an island"),), "s"),
+        ),
         "State that is kept": (
             Panel(
                 "What a lost node would cost",

@@ -71,13 +71,13 @@ def log(
 
 
 def checkpoint_dir() -> str | None:
-    """The directory in which the script shall keep its checkpoints, durable and the same for all attempts of the job;
-    None if the script does not run under Shoal."""
+    """Return the directory in which the script shall keep its checkpoints, durable and the same for all attempts of the
+    job; None if the script does not run under Shoal."""
     return os.environ.get(_CHECKPOINT_DIR) or None
 
 
 def run(train: Callable[[Run], None]) -> None:
-    """Calls `train(run)` whenever the group of workers changes, until it returns; see docs/loops.md.
+    """Call `train(run)` whenever the group of workers changes, until it returns; see docs/loops.md.
 
     Under the service the worker calls it, and this call does not return. Elsewhere, also under torchrun, it trains in
     this process, and returns when the loop has.

@@ -28,7 +28,7 @@ from transformers.trainer_callback import ExportableState
 
 import shoal
 from shoal.names import is_evaluation, metric_name, sorted_out
-from shoal.trainer_state import Attributes, as_numbers
+from shoal.trainer_state import Attributes, as_numbers, count_samples
 
 if TYPE_CHECKING:
     from shoal_workers.engine.loop.run import Run
@@ -109,7 +109,7 @@ class InPlace:
         return made
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """The epoch in which the state is, with which the Trainer goes on."""
+        """Return the epoch in which the state is, with which the Trainer goes on."""
         super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
         return self.run.entry_step // self.steps_per_epoch, 0
 
@@ -133,7 +133,7 @@ class InPlace:
         for batch in inputs["micro_batches"]:
             with trainer.compute_loss_context_manager():
                 loss = trainer.compute_loss(model, batch)
-            self.run.backward(loss, weight=_num_samples(batch))
+            self.run.backward(loss, weight=count_samples(batch))
             losses.append(loss.detach())
         self._norm = self.run.update(trainer.optimizer, clip=self._clip)
         self._is_open = True
@@ -298,11 +298,6 @@ class _Boundary(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer.complete_step()
-
-
-def _num_samples(batch: Any) -> int:
-    values = batch.values() if hasattr(batch, "values") else batch
-    return next((len(value) for value in values if getattr(value, "ndim", 0)), 1)
 
 
 integration_utils.INTEGRATION_TO_CALLBACK["shoal"] = ShoalCallback

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import shoal
 from shoal.names import sorted_out
-from shoal.trainer_state import Attributes, as_numbers
+from shoal.trainer_state import Attributes, as_numbers, count_samples
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch.callbacks import Callback
@@ -64,7 +64,7 @@ class ShoalLogger(Logger):  # type: ignore[misc]
         shoal.log(completed, total_steps=self._total_steps, **known, **others)
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
-        """Does nothing: the job's spec has the arguments of the program."""
+        """Do nothing: the job's spec has the arguments of the program."""
 
 
 class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
@@ -121,7 +121,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         for micro in batch.micro_batches:
             output = super().training_step(micro, *rest, **others)
             loss = output["loss"] if isinstance(output, dict) else output
-            self._run.backward(loss, weight=_num_samples(micro))
+            self._run.backward(loss, weight=count_samples(micro))
             losses.append(loss.detach())
         self._run.update(self.optimizers[0], clip=self._trainer.gradient_clip_val)
         self._is_open = True
@@ -255,8 +255,3 @@ def _refuse_means(trainer: Any) -> None:
                 "before a change of the group would be missing in it. Log it in validation_step, or monitor another "
                 "metric."
             )
-
-
-def _num_samples(batch: Any) -> int:
-    values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else [batch]
-    return next((len(value) for value in values if getattr(value, "ndim", 0)), 1)

@@ -25,7 +25,7 @@ _MAX_CHARS = 40
 
 
 def sorted_out(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns values of `loss`, `lr` and `grad_norm`, as far as they are there, and the others with names that a metric
+    """Return values of `loss`, `lr` and `grad_norm`, as far as they are there, and the others with names that a metric
     may have."""
     loss = _loss_name(values)
     known: dict[str, Any] = {}
@@ -56,12 +56,12 @@ def is_evaluation(name: str) -> bool:
 
 
 def metric_name(name: str) -> str:
-    """The name, as that of a metric of Shoal; empty: nothing is left of it."""
+    """Return the name, as that of a metric of Shoal; empty: nothing is left of it."""
     return re.sub(r"[^A-Za-z0-9_./-]+", "_", name).lstrip("0123456789_./-")[:_MAX_CHARS]
 
 
 def _loss_name(names: Mapping[str, Any]) -> str | None:
-    """The name of the loss of training; None if there is none."""
+    """Return the name of the loss of training; None if there is none."""
     fitting = [name for name in names if "loss" in _words(name) and not is_evaluation(name)]
     fitting = [name for name in fitting if "_".join(_words(name)) not in _SUMMARY]
     return min(fitting, key=_strangeness, default=None)

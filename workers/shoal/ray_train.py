@@ -53,7 +53,7 @@ class TorchTrainer:
         self._spec = spec or {}
 
     def fit(self) -> Any:
-        """Submits the job, prints its events, and returns a `ray.train.Result` when it has succeeded.
+        """Submit the job, print its events, and return a `ray.train.Result` when it has succeeded.
 
         If this call is interrupted, the job goes on. The value that the training function returns stays on the workers.
 

@@ -1,7 +1,8 @@
 """What a trainer's callbacks keep in attributes, as a state that `run.track` takes.
 
 A callback of the user's seldom has `state_dict`: its counters, best values and lists are attributes. Those that have
-changed since training began are its state. Called by `shoal.hf` and `shoal.lightning`.
+changed since training began are its state. The module also counts the samples of a batch. Called by `shoal.hf` and
+`shoal.lightning`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Attributes:
 
 
 def as_numbers(value: Any) -> Any:
-    """The same with Python's numbers in the place of numpy's."""
+    """Return the same with Python's numbers in the place of numpy's."""
     if isinstance(value, Mapping):
         return {key: as_numbers(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -61,8 +62,14 @@ def as_numbers(value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
 
 
+def count_samples(batch: Any) -> int:
+    """Return the length of the first tensor of a micro-batch that has dims; 1 if there is none."""
+    values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else [batch]
+    return next((len(value) for value in values if getattr(value, "ndim", 0)), 1)
+
+
 def _attributes(attributes: object) -> dict[str, Any]:
-    """Copies of the attributes that may be state. Modules, loggers, files and other objects are not."""
+    """Return copies of the attributes that may be state. Modules, loggers, files and other objects are not."""
     values = getattr(attributes, "__dict__", {})
     is_module = isinstance(attributes, torch.nn.Module)
     return {

@@ -41,6 +41,7 @@ from shoal_workers.contract import (
     SavedPart,
     SnapshotPart,
     SnapshotScope,
+    SnapshotSource,
     WorkerConfig,
     WorkerExit,
     WorkerInfo,
@@ -173,12 +174,15 @@ class WorkerActor:
         return self._program.model_shape if self._program is not None else None
 
     @ray.method(concurrency_group="train")
-    def run(self, assignment: Assignment, life: int) -> WorkerExit | Refused:
+    def run(self, assignment: Assignment, life: int, source: SnapshotSource | None = None) -> WorkerExit | Refused:
         """Train one generation. If the worker dies, this call fails, and the supervisor learns of it.
 
         A repeated call for a generation that it has left returns the same answer. `life`: of the caller, which may
-        repeat an assignment that its predecessor made.
+        repeat an assignment that its predecessor made. `source`: the assignment's `restore_snapshot`, if it is sent to
+        all ranks as one object.
         """
+        if source is not None:
+            assignment = assignment.model_copy(update={"restore_snapshot": source})
         if refused := self._refused(life, assignment):
             return refused
         if exit_cause := self._exits.get(assignment.generation):
@@ -278,7 +282,7 @@ class WorkerActor:
         if life is not None and (refused := self._refused(life)):
             return refused
         if self._snapshot_store is not None:
-            self._snapshot_store.remove_attempt()
+            self._snapshot_store.registry.remove_attempt()
         return None
 
     @ray.method(concurrency_group="control")
@@ -490,14 +494,16 @@ class WorkerActor:
 
         torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
         if self._spec.snapshot.enabled:
-            self._snapshot_store = self._meter.maps = self._open_snapshot_store()
+            self._snapshot_store = self._open_snapshot_store()
+        if (store_of_snapshots := self._snapshot_store) is not None:
+            self._meter.mapped_bytes = lambda: store_of_snapshots.peer_maps.num_bytes
         engine = Engine(
             self._spec,
             checkpoint_root=self._config.checkpoint_root,
             outbox=self._outbox,
             store=store,
             snapshot_store=self._snapshot_store,
-            node_directory=self._snapshot_store.node_directory if self._snapshot_store is not None else None,
+            node_directory=self._snapshot_store.registry.node if self._snapshot_store is not None else None,
         )
         self._meter.part_seconds = engine.part_seconds
         return engine

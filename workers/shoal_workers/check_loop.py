@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 
+from shoal_workers.contract import JobSpec, Phase
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.generation_ends import TaskFailed
 from shoal_workers.engine.loop.entry import load_function
@@ -33,7 +32,7 @@ from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.loop.trials import Crashed, TrialPlan, describe_failure, run_trials
 from shoal_workers.engine.loop.verdict import NEWCOMER, REPEATED, SPLIT, SURVIVOR, UNDISTURBED, Trial
 from shoal_workers.engine.process.packages import add_packages
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.task.user_code import make_error_report
 from shoal_workers.training_thread import run_on_training_thread
 

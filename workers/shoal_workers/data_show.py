@@ -19,10 +19,10 @@ from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.data_preview import DataPreview
 from shoal_workers.data.errors import DataError
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.data_preview import Extent, describe
 from shoal_workers.engine.step.first_look import look
-from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.task import load_task
 
 _MOST_COUNTED = 1_000

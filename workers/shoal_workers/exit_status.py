@@ -41,7 +41,7 @@ class ExitStatus:
     """Where it crashed: ` in validation, at digits.py:41 in loss()`; empty: not known."""
 
     def words(self) -> str:
-        """The exit in words without a subject: `was killed by signal 9 (SIGKILL)`."""
+        """Return the exit in words without a subject: `was killed by signal 9 (SIGKILL)`."""
         if self.out_of_memory:
             return OUT_OF_MEMORY
         if self.signal is None:
@@ -96,7 +96,7 @@ class MemoryKills:
 
 
 def read(raylet_socket: str, pid: int) -> ExitStatus | None:
-    """Returns None if the process lives, or nothing is known of its end."""
+    """Return None if the process lives, or nothing is known of its end."""
     try:
         status = ExitStatus(**json.loads((_folder(raylet_socket) / str(pid)).read_text(encoding="ascii")))
     except (OSError, ValueError, TypeError):
@@ -121,7 +121,7 @@ def record_crashes(raylet_socket: str) -> IO[str] | None:
 
 
 def folder_of(raylet_socket: str) -> Path | None:
-    """Returns the folder of the files of a node's workers; None if there is no place for them."""
+    """Return the folder of the files of a node's workers; None if there is no place for them."""
     if not raylet_socket:
         return None
     try:
@@ -140,7 +140,7 @@ def _stack_file(raylet_socket: str, pid: int) -> Path:
 
 
 def _oom_counter() -> Path | None:
-    """The file with the number of processes of this control group that the kernel has killed for memory."""
+    """Return the file with the number of processes of this control group that the kernel has killed for memory."""
     for group in groups_of("memory"):
         counter = group.directory / ("memory.events" if group.is_v2 else "memory.oom_control")
         if counter.exists():

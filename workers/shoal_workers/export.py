@@ -10,15 +10,25 @@
 One process, no group, no GPU. At most one file's tensors are in memory at a time. The checkpoint contains the names of
 the exported tensors and the content of config.json (`export_config` in engine/task/task.py). The optimizer's state is
 not exported. If it has averages of the weights (`optimizer.ema_decay`), these are exported in their place, unless
-`--raw` asks for the weights. With `--resume` the directory has a manifest too (`export_manifest.py`): an export that
-was broken off goes on, and a repeated one verifies and repairs. Called by `shoal export`, and with `--resume` by `shoal
-model get`.
+`--raw` asks for the weights. With `--resume` the directory has a manifest too: an export that was broken off goes on,
+and a repeated one verifies and repairs. Called by `shoal export`, and with `--resume` by `shoal model get`.
+
+The manifest names the model that the directory holds, and the length and SHA-256 of each file that is whole.
+
+    OUT/shoal-export.json     {"of": {"checkpoint": ..., "dtype": ...}, "files": {NAME: {"bytes": ..., "sha256": ...}},
+                               "result": null until all files are there}
+
+Files appear under their names when they are whole: they are written beside, as NAME.part, and moved. So an export that
+was broken off goes on with the files that it lacks, a repeated one reads what is there and repairs what differs, and a
+server of models can verify what it loads. A directory of another model is never written to.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -36,7 +46,6 @@ from shoal_workers.checkpoint.reader import load, read_catalogue
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.model import TASK_STATE
 from shoal_workers.contract.optimizers import EMA
-from shoal_workers.export_manifest import Manifest
 
 FILE_BYTES = 4 << 30
 _PREFIX = "model."
@@ -176,7 +185,7 @@ def export(
 
 
 def _find(url: str) -> str:
-    """The checkpoint itself, or the newest one under a job's directory."""
+    """Return the checkpoint itself, or the newest one under a job's directory."""
     is_checkpoint = CheckpointName.parse(url.rstrip("/").rsplit("/", 1)[-1]) is not None
     return url if is_checkpoint else newest_committed(url) or url
 
@@ -210,13 +219,14 @@ def _adapter_names(names: Mapping[str, str], adapter: Mapping[str, Any]) -> dict
 
 
 def _average_of(name: str, shapes: Mapping[str, torch.Tensor]) -> str:
-    """The average of a tensor of the model, if the checkpoint has one, else itself: a frozen parameter, a buffer."""
+    """Return the average of a tensor of the model, if the checkpoint has one, else itself: a frozen parameter, a
+    buffer."""
     average = f"optim.{name.removeprefix(_PREFIX)}.{EMA}"
     return average if average in shapes else name
 
 
 def _groups(shapes: Mapping[str, torch.Tensor], dtype: torch.dtype, file_bytes: int) -> Iterator[list[str]]:
-    """The names of the tensors of each file."""
+    """Yield the names of the tensors of each file."""
     group: list[str] = []
     filled = 0
     for name, shape in shapes.items():
@@ -241,6 +251,91 @@ def _writer() -> Any:
     except ImportError as error:
         raise ImportError(f"export needs safetensors ({error}): pip install 'shoal[hf]'.") from error
     return save_file
+
+
+NAME = "shoal-export.json"
+
+
+class Manifest:
+    """That of a directory, as it is in the storage after each call."""
+
+    def __init__(self, out: Path, of: Mapping[str, Any]) -> None:
+        """Read the manifest, if there is one.
+
+        Args:
+            of: what the files depend on: the checkpoint and the settings of the export.
+
+        Raises FileExistsError: the directory holds something else.
+        """
+        self._out = out
+        self._of = dict(of)
+        self._files: dict[str, dict[str, Any]] = {}
+        self._result: dict[str, Any] | None = None
+        manifest = _read(out / NAME)
+        if manifest is None:
+            if out.exists() and any(out.iterdir()):
+                raise FileExistsError(f"{out} is not empty. Name an empty directory, or one that does not exist.")
+            return
+        if manifest["of"] != self._of:
+            raise FileExistsError(
+                f"{out} holds an export of {manifest['of'].get('checkpoint')} ({_settings(manifest['of'])}), not of "
+                f"{self._of.get('checkpoint')} ({_settings(self._of)}). Name another directory, for example one for "
+                "each version, or delete this one."
+            )
+        self._files, self._result = manifest["files"], manifest["result"]
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the export has returned, if all of its files are there and whole. None if it is not complete."""
+        return self._result if self._result is not None and all(map(self.has, self._files)) else None
+
+    def has(self, name: str) -> bool:
+        """Return whether this file is there, and as it was written. Reads all of it."""
+        recorded, path = self._files.get(name), self._out / name
+        return recorded is not None and path.is_file() and recorded == _facts(path)
+
+    def write(self, name: str, write: Callable[[Path], object]) -> None:
+        """Call `write` with the path of a file beside, move it to its name and record it."""
+        self._out.mkdir(parents=True, exist_ok=True)
+        self._save()  # before the first file: what is broken off now is known to be this export
+        part = self._out / f"{name}.part"
+        write(part)
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        facts = _facts(part)
+        part.replace(self._out / name)
+        self._files[name] = facts
+        self._save()
+
+    def complete(self, result: Mapping[str, Any]) -> None:
+        self._result = dict(result)
+        self._save()
+
+    def _save(self) -> None:
+        part = self._out / f"{NAME}.part"
+        document = {"of": self._of, "files": self._files, "result": self._result}
+        part.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+        part.replace(self._out / NAME)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """None if there is no file, or it is not a manifest, so its directory is not an export's."""
+    try:
+        manifest = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    is_one = isinstance(manifest, dict) and all(isinstance(manifest.get(key), dict) for key in ("of", "files"))
+    return manifest if is_one and isinstance(manifest.get("result"), dict | None) else None
+
+
+def _settings(of: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in of.items() if name != "checkpoint")
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
 if __name__ == "__main__":

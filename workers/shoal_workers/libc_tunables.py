@@ -1,6 +1,6 @@
 """The settings of glibc with which processes that train on a CPU start; glibc reads them only at the start.
 
-Read by `supervisor/workers/processes.py` for the workers of the service, and by run.py for runs under torchrun.
+Set for the workers of the service, and for runs under torchrun.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 2.35 on; others ignore it."""
 
 
-def tunables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What to add to this environment; nothing if it has tunables of its own."""
+def choose_tunables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what to add to this environment; nothing if it has tunables already."""
     return {} if VARIABLE in environment else {VARIABLE: f"{_COPY_PAST_THE_CACHE}:{_HUGE_PAGES}"}

@@ -41,7 +41,7 @@ def set_up_logs(
     loggers: Sequence[str] = ALL_LOGGERS,
     context: Callable[[], Fields] = dict,
 ) -> None:
-    """Writes the events of these loggers to stderr. A second call replaces the first one's handlers.
+    """Write the events of these loggers to stderr. A second call replaces the first one's handlers.
 
     Args:
         context: fields of every event of this process, read when an event is logged. An event's own fields win.
@@ -99,7 +99,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def _event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """The event's name and its own fields. A library's message is its event."""
+    """Return the event's name and its own fields. A library's message is its event."""
     fields = {name: value for name, value in record.__dict__.items() if name not in _NOT_FIELDS and name[0] != "_"}
     if record.name == _ACCESS_LOGGER and isinstance(record.args, tuple) and len(record.args) == len(_ACCESS_FIELDS):
         return "http.request", {**dict(zip(_ACCESS_FIELDS, record.args, strict=True)), **fields}

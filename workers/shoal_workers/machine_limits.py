@@ -16,7 +16,6 @@ Called by the engine, the worker's actor, `data.prepare` and the server that sta
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,15 +33,6 @@ def allowed_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:
     """
     quotas = [quota for group in groups_of("cpu", proc, mount) if (quota := _quota(group)) is not None]
     return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
-
-
-def machine_name(proc: Path = PROC) -> str:
-    """Equal for all processes that share this machine's cores, also in different containers, until it is booted
-    again."""
-    try:
-        return (proc / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _quota(group: ControlGroup) -> float | None:
@@ -74,7 +64,7 @@ def _of_machine(proc: Path, key: str) -> int:
 
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[ControlGroup, int]]:
-    """The groups with a limit of memory, and the limits in bytes."""
+    """Yield the groups with a limit of memory, and the limits in bytes."""
     for group in groups_of("memory", proc, cgroups):
         limit = group.directory / ("memory.max" if group.is_v2 else "memory.limit_in_bytes")
         with suppress(OSError, ValueError):  # it is not there; "max" is a ValueError
@@ -112,7 +102,7 @@ def groups_of(controller: str, proc: Path = PROC, mount: Path = MOUNT) -> Iterat
 
 
 def _up(mount: Path, path: str) -> Iterator[Path]:
-    """The group, and every group above it as far as the mount."""
+    """Yield the group, and every group above it as far as the mount."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for length in range(len(parts), -1, -1):
         yield mount.joinpath(*parts[:length])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from shoal_workers.contract.plain_text import plain_text
+from shoal_workers.descriptors import try_lock
 
 _POLL_S = (0.01, 0.2)
 """First and last pause between two looks at the lock."""
@@ -27,48 +28,30 @@ _SAY_EVERY_S = 0.2
 Say = Callable[[str], None]
 
 
-def _nothing() -> bool:
-    return False
-
-
 @contextmanager
-def node_lock(path: Path, on_wait: Say, meanwhile: Callable[[], bool] = _nothing) -> Iterator[Say]:
-    """Holds the lock of a file that is never deleted; gives a function that shows a progress to the others.
+def node_lock(path: Path, on_wait: Say) -> Iterator[Say]:
+    """Hold the lock of a file that is never deleted; give a function that shows a progress to the others.
 
     Args:
         on_wait: called with the holder's progress while another process holds the lock, whenever that changes; at first
             with what is known of it, which may be empty.
-        meanwhile: called again and again while another process holds it; returns whether it had something to do.
     """
     with path.open("ab") as file:
-        wait_for_lock(file, fcntl.LOCK_EX, path, on_wait, meanwhile)
+        wait_for_lock(file, fcntl.LOCK_EX, path, on_wait)
         yield shown_to_others(path)
 
 
-def wait_for_lock(
-    file: IO[bytes], kind: int, path: Path, on_wait: Say, meanwhile: Callable[[], bool] = _nothing
-) -> None:
-    """Take the lock (LOCK_EX, or LOCK_SH together with other waiters) of an open file; `on_wait` and `meanwhile` as for
-    `node_lock`."""
+def wait_for_lock(file: IO[bytes], kind: int, path: Path, on_wait: Say) -> None:
+    """Take the lock (LOCK_EX, or LOCK_SH together with other waiters) of an open file; `on_wait` as for `node_lock`."""
     seen: str | None = None
     pause_s, last_s = _POLL_S
-    while not has_locked(file, kind):
+    while not try_lock(file.fileno(), kind):
         text = progress_of_holder(path)
         if text != seen:
             seen = text
             on_wait(text)
-        if meanwhile():
-            continue
         time.sleep(pause_s)
         pause_s = min(last_s, 1.2 * pause_s)
-
-
-def has_locked(file: IO[bytes], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def shown_to_others(path: Path) -> Say:
@@ -89,7 +72,7 @@ def shown_to_others(path: Path) -> Say:
 
 
 def progress_of_holder(path: Path) -> str:
-    """Returns an empty text if it has shown nothing yet."""
+    """Return an empty text if it has shown nothing yet."""
     try:
         return _progress_file(path).read_text(encoding="utf-8")
     except OSError:
@@ -131,7 +114,7 @@ def prepare_once(prepare: Callable[[Note], None], note: Note, directory: Path) -
 
     while True:
         with lock.open("ab") as file:
-            if has_locked(file, fcntl.LOCK_EX):
+            if try_lock(file.fileno()):
                 prepare_alone()
                 return
             wait_for_lock(file, fcntl.LOCK_SH, lock, show)

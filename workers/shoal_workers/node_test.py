@@ -7,7 +7,7 @@ Two processes run it together, one on the suspected node and one on a healthy no
     with the suspected node as rank 0, then as rank 1 (the caller runs it twice)
 
 Without another node only the matmul is run. Any different bit and any exception is a failed test. Called by the node
-test's actor (service/shoal_service/gateway/on_nodes.py) in a process of its own, which the caller kills if it hangs.
+test's actor (service/shoal_service/gateway/ray_cluster.py) in a process of its own, which the caller kills if it hangs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _PATTERN_MOD = 251
 
 
 def matmul_fault(device: str = "cpu") -> str:
-    """The fault in words; empty: none. Products stay below 2^24, where fp32 is exact in any order of the sums."""
+    """Return the fault in words; empty: none. Products stay below 2^24, where fp32 is exact in any order of the
+    sums."""
     left, right = _factor(7, 13), _factor(11, 3)
     exact = (left.to(torch.int64) @ right.to(torch.int64)).to(torch.float32)
     expected = zlib.crc32(exact.numpy().tobytes())
@@ -42,7 +43,8 @@ def matmul_fault(device: str = "cpu") -> str:
 
 
 def pair_fault(rank: int, host: str, port: int, *, round_name: str, timeout_s: float) -> str:
-    """The fault in words; empty: none. `rank` 0 hosts the store at `port`; both ranks call this at the same time."""
+    """Return the fault in words; empty: none. `rank` 0 hosts the store at `port`; both ranks call this at the same
+    time."""
     timeout = datetime.timedelta(seconds=timeout_s)
     choose_interface(host, port)
     store = TCPStore(host, port, world_size=2, is_master=rank == 0, timeout=timeout)

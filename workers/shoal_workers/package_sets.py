@@ -10,7 +10,7 @@
 Hidden here: these files and their locks. Only the holder of the exclusive lock of KEY.use may remove the files of KEY,
 KEY.use included, so a process that has waited for the lock checks whether the path still leads to the file that it has
 locked. A set that a process uses is never removed. The engine calls this module to install, and the service's retention
-on each node (`gateway/on_nodes.py`). It imports neither torch nor Ray.
+on each node (`gateway/ray_cluster.py`). It imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from shoal_workers.node_lock import has_locked, wait_for_lock
+from shoal_workers.descriptors import is_at, try_lock
+from shoal_workers.node_lock import wait_for_lock
 
 ROOT = "~/.cache/shoal/packages"
 _KEY = re.compile(r"[0-9a-f]{32}|[A-Za-z0-9_-]{1,64}-[0-9a-f]{8}")
@@ -56,7 +57,7 @@ def hold(root: Path, key: str, on_wait: Callable[[str], None]) -> IO[bytes]:
     while True:
         file = path.open("ab")
         wait_for_lock(file, fcntl.LOCK_SH, path, on_wait)
-        if _is_still_there(file, path):
+        if is_at(file.fileno(), path):
             os.utime(path)
             return file
         file.close()
@@ -109,7 +110,7 @@ def _try_exclusive(root: Path, key: str) -> Iterator[bool]:
     path = root / f"{key}.use"
     was_there, last_use = path.exists(), _last_use(root, key)
     with path.open("ab") as file:
-        is_exclusive = has_locked(file, fcntl.LOCK_EX) and _is_still_there(file, path)
+        is_exclusive = try_lock(file.fileno()) and is_at(file.fileno(), path)
         if is_exclusive and not was_there and last_use is not None:
             os.utime(path, (last_use, last_use))  # opening the file is not a use of the set
         yield is_exclusive
@@ -135,10 +136,3 @@ def _last_use(root: Path, key: str) -> float | None:
         with suppress(FileNotFoundError):
             return (root / name).stat().st_mtime
     return None
-
-
-def _is_still_there(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

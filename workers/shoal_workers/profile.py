@@ -4,8 +4,8 @@
     2, 4, 8 ... N    all-gather of a large tensor, all-reduce of one number: gloo on CPU, NCCL on GPUs
 
 The machine should be idle. Rates are medians over repetitions that take `--seconds` together, after a warm-up. Groups
-are real processes, so that they compete for cores and memory as workers do. Called by `control/planning.py`,
-which makes a hardware profile of the result.
+are real processes, so that they compete for cores and memory as workers do. The
+service makes a hardware profile of the result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure_device(device: torch.device, seconds: float) -> dict[str, Any]:
-    """Rates of one rank in FLOP/s and bytes per second, sizes in bytes."""
+    """Measure the rates of one rank in FLOP/s and bytes per second; sizes are in bytes."""
     side = _MATMUL_SIDE[device.type]
     is_gpu = device.type == "cuda"
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -57,16 +57,16 @@ def measure_device(device: torch.device, seconds: float) -> dict[str, Any]:
         "name": torch.cuda.get_device_name() if is_gpu else "cpu",
         "num_devices": torch.cuda.device_count() if is_gpu else os.cpu_count() or 1,
         "memory_bytes": torch.cuda.get_device_properties(0).total_memory if is_gpu else host_bytes,
-        "matmul_flops": {name: _matmul(device, dtype, side, seconds) for name, dtype in _DTYPES.items()},
-        "half_width": _half_width(device, side, seconds),
-        "attention_flops": _attention(device, seconds),
-        "elementwise_bytes_per_s": _elementwise(device, seconds),
-        "host_bytes_per_s": _host_copy(device, seconds),
+        "matmul_flops": {name: _measure_matmul(device, dtype, side, seconds) for name, dtype in _DTYPES.items()},
+        "half_width": _measure_half_width(device, side, seconds),
+        "attention_flops": _measure_attention(device, seconds),
+        "elementwise_bytes_per_s": _measure_elementwise(device, seconds),
+        "host_bytes_per_s": _measure_host_copy(device, seconds),
     }
 
 
 def measure_group(size: int, device_type: str, seconds: float) -> dict[str, float]:
-    """{"latency_s", "bytes_per_s"} of `size` processes on this machine, measured by the slowest of them."""
+    """Measure {"latency_s", "bytes_per_s"} of `size` processes on this machine, as the slowest of them sees them."""
     with tempfile.TemporaryDirectory(prefix="shoal-profile-") as folder:
         spawn(_measure_rank, args=(size, device_type, seconds, folder), nprocs=size)  # type: ignore[no-untyped-call]
         with open(os.path.join(folder, "measured.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123
@@ -85,8 +85,8 @@ def _measure_rank(rank: int, size: int, device_type: str, seconds: float, folder
     scalar = torch.zeros(1, device=device)
     part = torch.zeros(_LARGE_BYTES[device_type] // 4 // size, device=device)
     whole = torch.zeros(part.numel() * size, device=device)
-    latency_s = _median_of_collective(lambda: dist.all_reduce(scalar), device, seconds)
-    gather_s = _median_of_collective(lambda: dist.all_gather_into_tensor(whole, part), device, seconds)
+    latency_s = _time_collective(lambda: dist.all_reduce(scalar), device, seconds)
+    gather_s = _time_collective(lambda: dist.all_gather_into_tensor(whole, part), device, seconds)
     moved = (size - 1) / size * whole.numel() * 4
     slowest = torch.tensor([latency_s, gather_s], device=device, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -99,27 +99,27 @@ def _measure_rank(rank: int, size: int, device_type: str, seconds: float, folder
     dist.destroy_process_group()
 
 
-def _median_of_collective(collective: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median seconds of a collective. Rank 0 decides how often all ranks repeat it."""
+def _time_collective(collective: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Return the median seconds of a collective. Rank 0 decides how often all ranks repeat it."""
     for _ in range(3):
         collective()
-    once = _timed(collective, device)
+    once = _time_once(collective, device)
     times = torch.tensor([max(5, min(500, int(seconds / max(once, 1e-6))))], device=device)
     dist.broadcast(times, 0)
-    return statistics.median(_timed(collective, device) for _ in range(int(times.item())))
+    return statistics.median(_time_once(collective, device) for _ in range(int(times.item())))
 
 
-def _median_of_calls(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median seconds of one call."""
+def _time_calls(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Return the median seconds of one call."""
     for _ in range(2):
         work()
     end, samples = time.perf_counter() + seconds, list[float]()
     while len(samples) < 3 or time.perf_counter() < end:
-        samples.append(_timed(work, device))
+        samples.append(_time_once(work, device))
     return statistics.median(samples)
 
 
-def _timed(work: Callable[[], object], device: torch.device) -> float:
+def _time_once(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -129,44 +129,42 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _matmul(device: torch.device, dtype: torch.dtype, side: int, seconds: float) -> float:
+def _measure_matmul(device: torch.device, dtype: torch.dtype, side: int, seconds: float) -> float:
     if device.type == "cpu" and dtype is torch.float16:
-        return _matmul(device, torch.bfloat16, side, seconds)  # fp16 on a CPU is emulated, or as fast
+        return _measure_matmul(device, torch.bfloat16, side, seconds)  # fp16 on a CPU is emulated, or as fast
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return float(2 * side**3 / _median_of_calls(lambda: a @ b, device, seconds))
+    return float(2 * side**3 / _time_calls(lambda: a @ b, device, seconds))
 
 
-def _half_width(device: torch.device, side: int, seconds: float) -> float:
-    """The side w at which a product reaches half of its best rate, from rate(w) = best x w / (w + half)."""
+def _measure_half_width(device: torch.device, side: int, seconds: float) -> float:
+    """Return the side w at which a product reaches half of its best rate, from rate(w) = best x w / (w + half)."""
     width = side // 16
     wide, narrow = torch.randn(side, side, device=device), torch.randn(side, width, device=device)
-    best = 2 * side**3 / _median_of_calls(lambda: wide @ wide, device, seconds)
-    rate = 2 * side * side * width / _median_of_calls(lambda: wide @ narrow, device, seconds)
+    best = 2 * side**3 / _time_calls(lambda: wide @ wide, device, seconds)
+    rate = 2 * side * side * width / _time_calls(lambda: wide @ narrow, device, seconds)
     return float(max(0.0, width * (best / rate - 1)))
 
 
-def _attention(device: torch.device, seconds: float) -> float:
-    """Causal, forward only: half of the scores are counted."""
+def _measure_attention(device: torch.device, seconds: float) -> float:
+    """Measure causal attention, forward only: half of the scores are counted."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     length, heads = (4096, 16) if device.type == "cuda" else (512, 4)
     q = torch.randn(1, heads, length, 64, device=device, dtype=dtype)
-    seconds_each = _median_of_calls(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True), device, seconds)
+    seconds_each = _time_calls(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True), device, seconds)
     return float(2 * length * length * 64 * heads / seconds_each)
 
 
-def _elementwise(device: torch.device, seconds: float) -> float:
-    """Bytes per second, read and written, of an addition."""
+def _measure_elementwise(device: torch.device, seconds: float) -> float:
+    """Return the bytes per second that an addition reads and writes."""
     x = torch.randn(_LARGE_BYTES[device.type] // 4, device=device)
     y = torch.empty_like(x)
-    return float(2 * x.numel() * 4 / _median_of_calls(lambda: torch.add(x, 1.0, out=y), device, seconds))
+    return float(2 * x.numel() * 4 / _time_calls(lambda: torch.add(x, 1.0, out=y), device, seconds))
 
 
-def _host_copy(device: torch.device, seconds: float) -> float:
+def _measure_host_copy(device: torch.device, seconds: float) -> float:
     source = torch.empty(_LARGE_BYTES[device.type] // 4, pin_memory=device.type == "cuda")
     target = torch.empty_like(source, device=device, pin_memory=False)
-    return float(
-        source.numel() * 4 / _median_of_calls(lambda: target.copy_(source, non_blocking=True), device, seconds)
-    )
+    return float(source.numel() * 4 / _time_calls(lambda: target.copy_(source, non_blocking=True), device, seconds))
 
 
 if __name__ == "__main__":

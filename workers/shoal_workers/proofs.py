@@ -64,23 +64,23 @@ def layouts_to_prove(spec: JobSpec) -> tuple[Layout, ...]:
     """The data axis, each axis that the plan names, and what `parallelism` fixes with degrees of at most 2: those of
     them that are legal."""
     plan = plan_of(spec)
-    wanted = [data_layout(spec, 2)]
+    layouts = [data_layout(spec, 2)]
     if plan is not None:
-        wanted += [Layout(tp=2)] if plan.tensor else []
-        wanted += [Layout(pp=2)] if plan.blocks and plan.num_blocks > 1 and plan.hidden_size else []
-        wanted += [Layout(cp=2)] if plan.attention and plan.sequence else []
-        wanted += [Layout(dp_shard=2, ep=2)] if plan.experts else []
+        layouts += [Layout(tp=2)] if plan.tensor else []
+        layouts += [Layout(pp=2)] if plan.blocks and plan.num_blocks > 1 and plan.hidden_size else []
+        layouts += [Layout(cp=2)] if plan.attention and plan.sequence else []
+        layouts += [Layout(dp_shard=2, ep=2)] if plan.experts else []
     if (fixed := fixed_to_prove(spec)) is not None:
-        wanted.append(fixed)
+        layouts.append(fixed)
     enough = spec.batch.model_copy(update={"global_size": spec.batch.micro_size * _MOST_RANKS})
-    asked = spec.model_copy(update={"batch": enough})
+    sized = spec.model_copy(update={"batch": enough})
     return tuple(
-        dict.fromkeys(layout for layout in wanted if layout.world_size > 1 and not violations(layout, asked, plan))
+        dict.fromkeys(layout for layout in layouts if layout.world_size > 1 and not violations(layout, sized, plan))
     )
 
 
 def data_layout(spec: JobSpec, world_size: int) -> Layout:
-    """The data axis that the service would choose, if whole states fit."""
+    """Return the data axis that the service would choose, if whole states fit."""
     return plain(world_size) if is_plain_by_default(spec) else data_parallel(spec.parallelism, world_size)
 
 
@@ -93,7 +93,7 @@ def fixed_to_prove(spec: JobSpec) -> Layout | None:
 
 
 def _small(fixed: ParallelismSpec, plan: ParallelPlan | None) -> Layout:
-    """The fixed layout with as few ranks of each axis as show what it does."""
+    """Return the fixed layout with as few ranks of each axis as show what it does."""
     shard = 2 if fixed.dp_shard == "auto" else min(fixed.dp_shard, 2)
     degrees = {axis: min(getattr(fixed, axis), 2) for axis in (*PLANNED_AXES, "dp_replicate")}
     few = fixed.model_copy(update={**degrees, "dp_shard": max(shard, degrees["ep"])})
@@ -104,7 +104,7 @@ def _small(fixed: ParallelismSpec, plan: ParallelPlan | None) -> Layout:
 
 
 def prove_layouts(spec: JobSpec, layouts: Iterable[Layout], *, limit_s: float = 120.0) -> Iterator[LayoutProof]:
-    """Makes one proof for each layout. The process must have one thread.
+    """Make one proof for each layout. The process must have one thread.
 
     Raises:
         TaskFailed: the task's own code raised with the whole model.
@@ -137,7 +137,7 @@ def _proved(spec: JobSpec, layout: Layout, limit_s: float) -> LayoutProof:
 
 
 def _wait(ranks: Sequence[ForkProcess], deadline_mono: float) -> bool:
-    """Waits until all have ended. Returns True if they were killed at the deadline."""
+    """Wait until all have ended. Return True if they were killed at the deadline."""
     for rank in ranks:
         rank.join(max(0.0, deadline_mono - time.monotonic()))
     late = [rank for rank in ranks if rank.is_alive()]
@@ -148,7 +148,7 @@ def _wait(ranks: Sequence[ForkProcess], deadline_mono: float) -> bool:
 
 
 def _answer(spec: JobSpec, layout: Layout, rank: int, place: Path) -> None:
-    """Runs in the process of a rank; never returns: threads that the task has left are not waited for."""
+    """Run in the process of a rank, and never return: threads that the task has left are not waited for."""
     status = 1
     try:
         (place / f"answer-{rank}.part").write_text(_of_rank(spec, layout, rank, place).model_dump_json())
@@ -229,13 +229,13 @@ class Zygote:
                 return
 
     def close(self) -> None:
-        """Ends the process. Idempotent."""
+        """End the process. Idempotent."""
         self._pipe.close()
         self._process.join()
 
 
 def _serve(spec: JobSpec, parents: Connection, pipe: Connection) -> None:
-    """Runs in the forked process."""
+    """Run in the forked process."""
     parents.close()  # else this process would not see that the other one has ended
     with suppress(EOFError):
         for proof in prove_layouts(spec, pipe.recv()):

@@ -65,7 +65,7 @@ Without: a name of our own would do, beside Ray's.
 Public: none.
 """
 TRAIN_SNAPSHOT = "checkpoint_manager_snapshot.json"
-"""File of Ray Train V2 with the list of a run's checkpoints; `ray_train/manifest.py` writes its keys.
+"""File of Ray Train V2 with the list of a run's checkpoints; `ray_train/run_directory.py` writes its keys.
 
 Why: a script that goes on with a run of Ray Train finds its checkpoints, and `ray.train.Result.from_path` reads a run
 of Shoal's.
@@ -125,7 +125,7 @@ def package_uri(version: str) -> str:
 
 
 def head() -> Any:
-    """The client of the head (GCS) that this process is connected with; None if it is not connected.
+    """Return the client of the head (GCS) that this process is connected with; None if it is not connected.
 
     Why: its calls take a deadline. It is the way to the node table, announced drains, the tables of actors and the
     key-value store, in which the journal lies.
@@ -139,7 +139,7 @@ def head() -> Any:
 
 
 def draining_nodes(client: Any, head_address: str, timeout_s: float) -> dict[str, int]:
-    """The nodes that Ray drains, by their ids in hexadecimal digits, with the time at which each goes away, in
+    """Return the nodes that Ray drains, by their ids in hexadecimal digits, with the time at which each goes away, in
     milliseconds since 1970; 0: unknown. Raises what calls of `client` raise, or grpc.RpcError.
 
     Why: workers leave such a node before it goes away.

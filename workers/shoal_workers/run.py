@@ -16,7 +16,7 @@ import yaml
 from shoal_workers.contract import JobSpec
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.json_values import YAML_NUMBERS
-from shoal_workers.libc_tunables import tunables
+from shoal_workers.libc_tunables import choose_tunables
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
         raise SystemExit(
             f"{arguments.spec} has a script, {spec.script.words}: run it by torchrun, or by `shoal submit`."
         )
-    added = {} if spec.worker.gpus else tunables(os.environ)
+    added = {} if spec.worker.gpus else choose_tunables(os.environ)
     if added:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})
     from shoal_workers.standalone import train  # imports torch, which the process that is replaced does without

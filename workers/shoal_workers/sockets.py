@@ -51,7 +51,7 @@ def shut_down_connections() -> None:
 
 
 def set_up_connection(connection: socket.socket) -> None:
-    """Sets up a connection that lives long and carries small messages: no delay, and it ends if the peer's host is
+    """Set up a connection that lives long and carries small messages: no delay, and it ends if the peer's host is
     gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

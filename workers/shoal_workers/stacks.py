@@ -42,8 +42,8 @@ STOPPED = Frame(function="do_signal_stop", file="<kernel>", line=0)
 
 
 def of_this_worker(worker_id: str, now: Progress, signs: Signs = (None, ())) -> WorkerStack:
-    """What the training thread of this process does. Any other thread."""
-    frames, module = own_stack()
+    """Describe what the training thread of this process does. Called on another thread."""
+    frames, module = read_local_stack()
     return WorkerStack(
         worker_id=worker_id,
         pid=os.getpid(),
@@ -57,13 +57,13 @@ def of_this_worker(worker_id: str, now: Progress, signs: Signs = (None, ())) -> 
 
 
 def of_script(worker_id: str, now: Progress, pid: int) -> WorkerStack:
-    """What the main thread of a script's process does. Blocks as `stack_of`. `pid`: 0: no process runs."""
+    """Describe what the main thread of a script's process does. Blocks as `read_stack`. `pid`: 0 if no process runs."""
     frames: tuple[Frame, ...] = ()
     error = ""
     if pid:
         try:
             frames = (STOPPED,) if is_stopped(pid) else ()
-            frames += script_frames(_dump(pid, native=False), pid)
+            frames += find_script_frames(_dump(pid, native=False), pid)
         except StackUnavailable as unavailable:
             error = "" if frames else str(unavailable)
     return WorkerStack(
@@ -78,18 +78,18 @@ def of_script(worker_id: str, now: Progress, pid: int) -> WorkerStack:
 
 
 def of_worker(pid: int, *, native: bool = False) -> tuple[Frame, ...] | str:
-    """The frames of another worker of this node; a text says why there are none. Blocks as `stack_of`."""
+    """Return the frames of another worker of this node, or the reason why there are none. Blocks as `read_stack`."""
     if not is_worker_process(pid):
         return f"process {pid} has ended"
     stopped = (STOPPED,) if is_stopped(pid) else ()
     try:
-        return (*stopped, *stack_of(pid, native=native))
+        return (*stopped, *read_stack(pid, native=native))
     except StackUnavailable as error:
         return stopped or str(error)
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether it was stopped by SIGSTOP or a debugger: it runs no instruction until it is continued."""
+    """Return whether SIGSTOP or a debugger has stopped it: it runs no instruction until it is continued."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
@@ -101,18 +101,20 @@ def is_worker_process(pid: int) -> bool:
     return is_process_of("WorkerActor", pid)
 
 
-def own_stack() -> tuple[tuple[Frame, ...], str]:
-    """The frames of this process's training thread, and the module of the model that it is in. Any other thread."""
+def read_local_stack() -> tuple[tuple[Frame, ...], str]:
+    """Return the frames of this process's training thread, and the module of the model that it is in.
+
+    Called on another thread."""
     for top in sys._current_frames().values():
-        chain = list(_outwards(top))
-        frames = training_frames([_frame(frame) for frame in chain])
+        chain = list(_walk_outwards(top))
+        frames = cut_training_frames([_describe_frame(frame) for frame in chain])
         if frames is not None:
-            return frames, _module_of(chain[: len(frames)])
+            return frames, _find_module(chain[: len(frames)])
     return (), ""
 
 
-def stack_of(pid: int, *, native: bool = False) -> tuple[Frame, ...]:
-    """The frames of the training thread of another process of this node. Blocks for some tenths of a second.
+def read_stack(pid: int, *, native: bool = False) -> tuple[Frame, ...]:
+    """Read the frames of the training thread of another process of this node. Blocks for some tenths of a second.
 
     Args:
         native: also frames of native code; the process is paused meanwhile.
@@ -120,12 +122,12 @@ def stack_of(pid: int, *, native: bool = False) -> tuple[Frame, ...]:
     Raises:
         StackUnavailable: there is no py-spy, no permission, or no such process.
     """
-    return frames_of_dump(_dump(pid, native=native))
+    return find_training_frames(_dump(pid, native=native))
 
 
 def _dump(pid: int, *, native: bool) -> list[dict[str, Any]]:
     """Raises StackUnavailable."""
-    program = py_spy()
+    program = find_py_spy()
     if program is None:
         raise StackUnavailable("py-spy is not installed on the node")
     options = ["--native"] if native else ["--nonblocking"]
@@ -141,33 +143,33 @@ def _dump(pid: int, *, native: bool) -> list[dict[str, Any]]:
     return threads
 
 
-def frames_of_dump(threads: Sequence[dict[str, Any]]) -> tuple[Frame, ...]:
-    """The training thread in the output of `py-spy dump --json`. Pure."""
+def find_training_frames(threads: Sequence[dict[str, Any]]) -> tuple[Frame, ...]:
+    """Return the frames of the training thread in the output of `py-spy dump --json`."""
     for thread in threads:
-        if (frames := training_frames(_frames_of(thread))) is not None:
+        if (frames := cut_training_frames(_parse_frames(thread))) is not None:
             return frames
     return ()
 
 
-def script_frames(threads: Sequence[dict[str, Any]], pid: int) -> tuple[Frame, ...]:
-    """The main thread in such an output, without the frames that have started the script. Pure."""
+def find_script_frames(threads: Sequence[dict[str, Any]], pid: int) -> tuple[Frame, ...]:
+    """Return the frames of the main thread in such an output, without those that have started the script."""
     for thread in threads:
         if thread.get("os_thread_id") == pid:
-            frames = _frames_of(thread)
+            frames = _parse_frames(thread)
             starts = (depth for depth, frame in enumerate(frames) if frame.file.endswith(_SCRIPT_FILE))
             return tuple(frames[: next(starts, len(frames))][:_MAX_FRAMES])
     return ()
 
 
-def _frames_of(thread: dict[str, Any]) -> list[Frame]:
+def _parse_frames(thread: dict[str, Any]) -> list[Frame]:
     return [
-        Frame(function=f["name"].rpartition(".")[2], file=_short(f["filename"]), line=f["line"])
+        Frame(function=f["name"].rpartition(".")[2], file=_shorten_path(f["filename"]), line=f["line"])
         for f in thread["frames"]
     ]
 
 
-def training_frames(frames: Sequence[Frame]) -> tuple[Frame, ...] | None:
-    """What is inside of the worker's `run` or `prepare`; None means another thread. Pure."""
+def cut_training_frames(frames: Sequence[Frame]) -> tuple[Frame, ...] | None:
+    """Return the frames inside of the worker's `run` or `prepare`; None if it is another thread."""
     for depth, frame in enumerate(frames):
         if frame.file.endswith(_ENTRY_FILE):
             is_entry = any(f.function in _ENTRIES and f.file.endswith(_ENTRY_FILE) for f in frames[depth:])
@@ -175,25 +177,27 @@ def training_frames(frames: Sequence[Frame]) -> tuple[Frame, ...] | None:
     return None
 
 
-def py_spy() -> str | None:
-    """Beside the interpreter, since the environment of a worker may have another PATH."""
+def find_py_spy() -> str | None:
+    """Return the program beside the interpreter, else that in PATH: a worker may have another PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def _walk_outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def _frame(frame: FrameType) -> Frame:
+def _describe_frame(frame: FrameType) -> Frame:
     code = frame.f_code
-    return Frame(function=code.co_name, file=_short(code.co_filename), line=frame.f_lineno)
+    return Frame(function=code.co_name, file=_shorten_path(code.co_filename), line=frame.f_lineno)
 
 
-def _short(path: str) -> str:
-    """`shapes.py` of the user, `site-packages/torch/...`, `python3.11/threading.py`: who wrote it can be seen."""
+def _shorten_path(path: str) -> str:
+    """Make a path relative to its entry of sys.path.
+
+    `shapes.py` of the user, `site-packages/torch/...`, `python3.11/threading.py`: who wrote it can be seen."""
     for library in (_SITE, _STANDARD):
         _, separator, after = path.partition(library)
         if separator:
@@ -202,9 +206,10 @@ def _short(path: str) -> str:
     return path.removeprefix(max((e for e in entries if path.startswith(e)), key=len, default=""))
 
 
-def _module_of(chain: Sequence[FrameType]) -> str:
-    """The innermost module of the model that is called, by its name in the outermost one; in a backward pass, the FSDP
-    unit whose hook runs. Empty: none."""
+def _find_module(chain: Sequence[FrameType]) -> str:
+    """Return the name of the innermost module of the model that is called, as the outermost one names it.
+
+    In a backward pass that of the FSDP unit whose hook runs. Empty if there is none."""
     torch = sys.modules.get("torch")
     if torch is None:
         return ""

@@ -101,7 +101,7 @@ class TorchrunEnvironment:
         return PrefixStore(f"{job}/{self.restart}/run", store)
 
     def own_address(self) -> str:
-        """Returns this host's address on the route to torchrun's store."""
+        """Return this host's address on the route to torchrun's store."""
         return find_local_address(self.host, self.port or 1) or "127.0.0.1"
 
 
@@ -224,7 +224,8 @@ def train(
 
 
 def layout_for(spec: JobSpec, world_size: int) -> Layout:
-    """The degrees that `parallelism` fixes; fully sharded if it is "auto", because the planner belongs to the service.
+    """Return the degrees that `parallelism` fixes; fully sharded if it is "auto", because the planner belongs to the
+    service.
 
     Raises:
         SystemExit: the degrees do not multiply to the world size, or the layout is not legal; the message tells why.
@@ -259,7 +260,7 @@ def _layout_of_loop(parallelism: ParallelismSpec | Literal["auto"], world_size: 
 
 
 def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
-    """The checkpoint from which this run continues; empty: it begins. On rank 0 only.
+    """Return the checkpoint from which this run continues; empty: it begins. On rank 0 only.
 
     Raises:
         SystemExit: there are checkpoints of another spec; the message tells how to go on.
@@ -291,7 +292,7 @@ def _absolute(url: str) -> str:
 
 
 def _enter(code: Path) -> None:
-    """Makes the process look as a worker of the service, which starts in the code of its job."""
+    """Make the process look like a worker of the service, which starts in the code of its job."""
     if not code.is_dir():
         raise SystemExit(f"code.working_dir {code} is not a directory here: name the one that has the job's code.")
     os.chdir(code)

@@ -28,10 +28,11 @@ from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor import _redistribute as redistribute
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as Dropout
@@ -193,6 +194,14 @@ def replace_dtensor_operation(operation: Any, replacement: Callable[..., DTensor
     DTensor._op_dispatcher._custom_op_handlers[operation] = replacement
 
 
+def keep_random_states(mesh: DeviceMesh) -> None:
+    """Why: in a process's first random operation on DTensors of a GPU, torch broadcasts rank 0's generator state over
+    the default group. Without: a communicator of all ranks; and a new worker waits for survivors, which have done so in
+    an earlier generation. Public: none."""
+    if dtensor_random._rng_tracker is None:
+        dtensor_random._rng_tracker = dtensor_random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
+
+
 def clear_dtensor_caches() -> None:
     """Why: DTensor caches by mesh, and a mesh equals that of the next generation although its groups are different.
     Without: an operation resolves a group that no longer exists. Public: none.
@@ -227,7 +236,7 @@ def set_fsdp_groups(unit: FSDPModule, groups: list[FSDPParamGroup]) -> None:
 
 
 def policy_of(group: Any) -> MixedPrecisionPolicy:
-    """The policy of a group that has parameters."""
+    """Return the policy of a group that has parameters."""
     policy: MixedPrecisionPolicy = group.fsdp_params[0].mp_policy
     return policy
 
@@ -290,7 +299,8 @@ def forget_gather(group: Any) -> None:
 
 
 def gathered(record: Any) -> Any:
-    """The whole parameter of a record; None if it was never gathered. Public: none; `unsharded_param` fails then."""
+    """Return the whole parameter of a record; None if it was never gathered. Public: none; `unsharded_param` fails
+    then."""
     return getattr(record, "_unsharded_param", None)
 
 
@@ -357,12 +367,12 @@ def parameter_name(record: Any) -> str:
 
 
 def module_of(record: Any) -> tuple[nn.Module, str]:
-    """The module of a parameter, and its attribute."""
+    """Return the module of a parameter, and its attribute."""
     return record._module_info.module, record._module_info.param_name
 
 
 def shard_memory(record: Any) -> Tensor:
-    """The flat, padded shard that FSDP gathers from."""
+    """Return the flat, padded shard that FSDP gathers from."""
     memory: Tensor = record._sharded_param_data
     return memory
 
@@ -392,6 +402,24 @@ def forward_hooks(module: nn.Module) -> tuple[Any, ...]:
 def has_hooks_after_accumulation(parameter: nn.Parameter) -> bool:
     """Why: to refuse a hook that would see the sum of one rank. Without: wrong results. Public: none."""
     return bool(parameter._post_accumulate_grad_hooks)
+
+
+def sum_replicas(group: FSDPParamGroup, all_reduce: Callable[[Tensor, dist.ProcessGroup], None]) -> None:
+    """Have `all_reduce` add up the gradients of shards over their replicas, in the place of FSDP's own all-reduce."""
+    info: Any = group.mesh_info
+    group.mesh_info = FSDPMeshInfo(info.mesh, shard_mesh_dim=info.shard_mesh_dim)
+
+    def add_up(shard: Tensor) -> None:
+        if shard.is_cuda:  # FSDP keeps it for its own all-reduce only; it is memory of the reduce-scatter's stream
+            shard.record_stream(torch.cuda.current_stream())
+        all_reduce(shard, info.mesh.get_group(info.replicate_mesh_dim))
+
+    group._all_reduce_hook = add_up
+
+
+def is_profiling() -> bool:
+    """Return whether torch's profiler is on."""
+    return torch.autograd.profiler._is_profiler_enabled
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 _LEAVE_S = 10.0
@@ -21,14 +22,13 @@ def run_on_training_thread(function: Callable[[], Result], interrupt: Callable[[
     Args:
         interrupt: called if the main thread is interrupted (Ctrl-C); the thread then has 10 s to leave `function`.
     """
-    results: list[Result] = []
-    errors: list[BaseException] = []
+    outcome: Future[Result] = Future()
 
     def run() -> None:
         try:
-            results.append(function())
+            outcome.set_result(function())
         except BaseException as error:
-            errors.append(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="shoal-train", daemon=True)
     thread.start()
@@ -38,6 +38,4 @@ def run_on_training_thread(function: Callable[[], Result], interrupt: Callable[[
         interrupt()
         thread.join(_LEAVE_S)
         raise
-    if errors:
-        raise errors[0]
-    return results[0]
+    return outcome.result()

@@ -16,14 +16,14 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; ends the process with one of `ExitCode`."""
-    with leaving_on_interrupt():
+    with exit_on_interrupt():
         from shoal_api.cli.main import main as run
 
     run()
 
 
 @contextmanager
-def leaving_on_interrupt() -> Iterator[None]:
+def exit_on_interrupt() -> Iterator[None]:
     """End the process at once on Ctrl-C, while modules are loaded. Does nothing in other threads than the main one."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -20,8 +20,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from shoal_api.cli.entry import leaving_on_interrupt
-from shoal_api.cli.options import DEFAULT_URL, JsonFlag, UrlOption
+from shoal_api.cli.entry import exit_on_interrupt
+from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
 
@@ -36,14 +36,14 @@ PANELS: dict[str, dict[str, str]] = {
         "logs": "inspect.logs",
         "watch": "submit.watch",
         "top": "inspect.top",
-        "cancel": "several.cancel",
+        "cancel": "control.cancel",
         "retry": "control.retry",
         "queue": "fleet.queue",
         "cluster": "inspect.cluster",
     },
     "Change jobs": {
-        "pause": "several.pause",
-        "resume": "several.resume",
+        "pause": "control.pause",
+        "resume": "control.resume",
         "scale": "control.scale",
         "priority": "fleet.priority",
         "relayout": "control.relayout",
@@ -55,14 +55,15 @@ PANELS: dict[str, dict[str, str]] = {
         "label": "control.label",
         "annotate": "control.annotate",
         "alert": "control.alert",
-        "archive": "several.archive",
-        "unarchive": "several.unarchive",
-        "delete": "several.delete",
+        "archive": "control.archive",
+        "unarchive": "control.unarchive",
+        "delete": "control.delete",
     },
     "Look into jobs": {
         "events": "inspect.events",
         "workers": "inspect.workers",
         "incidents": "inspect.incidents",
+        "rounds": "inspect.rounds",
         "stacks": "inspect.stacks",
         "profile-job": "inspect.profile_job",
         "profiles": "inspect.profiles",
@@ -109,7 +110,7 @@ PANELS: dict[str, dict[str, str]] = {
         "token revoke": "access.revoke_token",
         "audit": "access.audit",
         "webhooks": "inspect.webhooks",
-        "gc": "several.gc",
+        "gc": "control.gc",
         "backup": "server.backup",
         "restore": "server.restore",
         "version": "doctor.version",
@@ -187,7 +188,7 @@ def build_app() -> typer.Typer:
             target.command(word, help=short_help(name), rich_help_panel=None if group else panel)(_placeholder)
     anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     for word in (*_ALIASES, *_OTHER_WORDS):
-        app.command(word, hidden=True, context_settings=anything)(_suggest)
+        app.command(word, hidden=True, context_settings=anything)(_refuse_foreign_word)
     return app
 
 
@@ -241,7 +242,7 @@ def _load_command(name: str) -> Any:
 def load_function(name: str) -> Callable[..., None]:
     """Import the module of a command, and return the function of the command."""
     module, _, function = COMMANDS[name].partition(".")
-    with leaving_on_interrupt():
+    with exit_on_interrupt():
         loaded: Callable[..., None] = getattr(import_module(f"shoal_api.cli.commands.{module}"), function)
     return loaded
 
@@ -263,9 +264,11 @@ def _docstrings(module: str) -> dict[str, str]:
 
 def _make_group(name: str) -> typer.Typer:
     """`shoal clusters` without a further word lists the clusters; other groups show their help."""
-    lists = name == "clusters"
-    group = typer.Typer(cls=LazyGroup, help=GROUPS[name], no_args_is_help=not lists, invoke_without_command=lists)
-    group.callback()(_list_clusters if lists else _placeholder)
+    is_clusters = name == "clusters"
+    group = typer.Typer(
+        cls=LazyGroup, help=GROUPS[name], no_args_is_help=not is_clusters, invoke_without_command=is_clusters
+    )
+    group.callback()(_list_clusters if is_clusters else _placeholder)
     return group
 
 
@@ -283,10 +286,9 @@ def _names_a_job(arguments: list[str]) -> bool:
     return any(not word.startswith("-") and before != "--url" for before, word in pairs)
 
 
-def _suggest(context: typer.Context) -> None:
+def _refuse_foreign_word(context: typer.Context) -> None:
     """Refuse a word of another tool, and name Shoal's commands, with the job that was given."""
-    from shoal_api.cli.errors import CliError
-    from shoal_api.cli.output import Output
+    from shoal_api.cli.session import CliError, Output
 
     word = str(context.info_name)
     job = next((argument for argument in context.args if not argument.startswith("-")), "JOB")

@@ -9,15 +9,13 @@ Hides which options of which launcher mean what: numbers of processes become wor
 together is noted as not needed, and every other option is refused by name. Opens no file but the configuration of
 accelerate.
 
-accelerate's configuration file as what Shoal makes of it: workers, and variables of the script.
+accelerate's options and the keys of its configuration file become workers, and variables of the script:
 
     num_processes                                   workers
     mixed_precision, use_cpu, dynamo_config ...     variables, as `accelerate launch` sets them
     fsdp_config                                     variables FSDP_..., if distributed_type is FSDP
     machine_rank, main_process_ip, gpu_ids ...      left out: Shoal brings the processes together itself
     deepspeed_config, fp8_config, SageMaker ...     refused by name
-
-Hides the keys and which variable each becomes. Opens no other file.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from shoal_api.cli.errors import CliError, ExitCode
+from shoal_api.cli.session import CliError, ExitCode
 from shoal_workers.contract import Launcher, is_job_name
 
 _EXAMPLE = "for example: shoal submit train.py --workers 2:8 -- --lr 3e-4"
@@ -126,192 +124,189 @@ def _read_python(python: str, command_line: Sequence[str]) -> Program:
     return Program(file=_existing(options[0]), args=tuple(options[1:]), launcher=Launcher.PYTHON)
 
 
-_TORCHRUN_COUNTS = ("nproc_per_node", "nnodes")
-_TORCHRUN_NOT_NEEDED = frozenset(
-    {
-        *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank"),
-        *("local_addr", "local_ranks_filter", "monitor_interval", "start_method", "role"),
-    }
+@dataclass(frozen=True, slots=True)
+class _LauncherOptions:
+    """The options of a launcher, by name with underscores."""
+
+    launcher: str
+    read: frozenset[str]
+    """Options with a value, which Shoal reads."""
+    not_needed: frozenset[str]
+    """Options that are left out, because Shoal brings the processes together itself."""
+    flags: frozenset[str]
+    """Options without a value, whether they are read or not needed."""
+    ways_out: Mapping[str, str]
+    """What to do instead of other options."""
+
+
+_TORCHRUN = _LauncherOptions(
+    "torchrun",
+    read=frozenset({"nproc_per_node", "nnodes"}),
+    not_needed=frozenset(
+        {
+            *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank"),
+            *("local_addr", "local_ranks_filter", "monitor_interval", "start_method", "role", "standalone", "use_env"),
+        }
+    ),
+    flags=frozenset({"standalone", "use_env"}),
+    ways_out={
+        "max_restarts": "restarts after a failure of the script are --set retry.max_failures=N; lost workers do not "
+        "count",
+        "no_python": "a job is a Python program",
+        **dict.fromkeys(("log_dir", "redirects", "tee"), "`shoal logs JOB` has the lines of every rank"),
+    },
 )
-_TORCHRUN_FLAGS = frozenset({"standalone", "use_env"})
 
 
 def _read_torchrun(command_line: Sequence[str]) -> Program:
-    parsed = _parse_options(
-        "torchrun", command_line, _TORCHRUN_FLAGS, (*_TORCHRUN_COUNTS, *_TORCHRUN_NOT_NEEDED), _TORCHRUN_WAYS_OUT
-    )
-    per_node = _parse_count("torchrun --nproc-per-node", parsed.values.get("nproc_per_node", "1"))
-    least, most = parse_workers("torchrun --nnodes", parsed.values.get("nnodes", "1"))
-    program = parsed.program
-    if parsed.values.keys() & set(_TORCHRUN_COUNTS):
-        program = replace(program, workers=(least * per_node, most * per_node))
-    left_out = [name for name in parsed.values if name not in _TORCHRUN_COUNTS]
-    return replace(program, not_needed=tuple(_dashed(name) for name in left_out))
+    program, values = _parse_options(_TORCHRUN, command_line)
+    if not values.keys() & _TORCHRUN.read:
+        return program
+    per_node = _parse_count("torchrun --nproc-per-node", values.get("nproc_per_node", "1"))
+    least, most = parse_workers("torchrun --nnodes", values.get("nnodes", "1"))
+    return replace(program, workers=(least * per_node, most * per_node))
 
 
-_TORCHRUN_WAYS_OUT = {
-    "max_restarts": "restarts after a failure of the script are --set retry.max_failures=N; lost workers do not count",
-    "no_python": "a job is a Python program",
-    "log_dir": "`shoal logs JOB` has the lines of every rank",
-    "redirects": "`shoal logs JOB` has the lines of every rank",
-    "tee": "`shoal logs JOB` has the lines of every rank",
-}
-
-_ACCELERATE_ENV = {
-    "mixed_precision": "ACCELERATE_MIXED_PRECISION",
-    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-    "dynamo_backend": "ACCELERATE_DYNAMO_BACKEND",
-}
-_ACCELERATE_NOT_NEEDED = frozenset(
+_ACCELERATE_LEFT_OUT = frozenset(
     {
         *("num_machines", "machine_rank", "main_process_ip", "main_process_port", "main_training_function"),
         *("rdzv_backend", "rdzv_conf", "same_network", "gpu_ids"),
     }
 )
-_ACCELERATE_FLAGS = frozenset({"multi_gpu", "same_network", "cpu"})
+"""Options, and keys of the configuration file."""
+_ACCELERATE = _LauncherOptions(
+    "accelerate launch",
+    read=frozenset(
+        {
+            *("num_processes", "num_cpu_threads_per_process", "config_file", "cpu"),
+            *("mixed_precision", "gradient_accumulation_steps", "dynamo_backend"),
+        }
+    ),
+    not_needed=_ACCELERATE_LEFT_OUT | {"multi_gpu"},
+    flags=frozenset({"multi_gpu", "same_network", "cpu"}),
+    ways_out={
+        "use_fsdp": "pass FullyShardedDataParallelPlugin to Accelerator in the script",
+        "use_deepspeed": "pass DeepSpeedPlugin to Accelerator in the script",
+        "use_megatron_lm": "Megatron-LM starts from its own script",
+        "tpu": "Shoal trains on CPUs and NVIDIA GPUs",
+    },
+)
 
 
 def _read_accelerate(command_line: Sequence[str]) -> Program:
     """Options on the command line come before those of the configuration, as with accelerate itself."""
-    valued = ("num_processes", "num_cpu_threads_per_process", "config_file", *_ACCELERATE_ENV, *_ACCELERATE_NOT_NEEDED)
-    parsed = _parse_options("accelerate launch", command_line, _ACCELERATE_FLAGS, valued, _ACCELERATE_WAYS_OUT)
-    program = replace(parsed.program, launcher=Launcher.ACCELERATE)
-    named = parsed.values.get("config_file")
-    path = Path(named) if named else None if "cpu" in parsed.values else default_config(os.environ)
-    env: dict[str, str] = {}
-    not_needed: list[str] = []
-    if path is not None:
-        config = read_config(path)
-        env |= config.env
-        not_needed += config.left_out
-        program = replace(program, config_file=path)
-        if config.num_processes is not None:
-            program = replace(program, workers=(config.num_processes, config.num_processes))
-    env |= {variable: parsed.values[name] for name, variable in _ACCELERATE_ENV.items() if name in parsed.values}
-    if "num_cpu_threads_per_process" in parsed.values:
-        env["OMP_NUM_THREADS"] = parsed.values["num_cpu_threads_per_process"]
-    if "cpu" in parsed.values:
-        env["ACCELERATE_USE_CPU"] = "true"
-    if "num_processes" in parsed.values:
-        number = _parse_count("accelerate launch --num_processes", parsed.values["num_processes"])
-        program = replace(program, workers=(number, number))
-    left_out = [f"--{name}" for name in parsed.values if name in _ACCELERATE_NOT_NEEDED | {"multi_gpu"}]
-    return replace(program, env=env, not_needed=(*left_out, *not_needed))
+    program, values = _parse_options(_ACCELERATE, command_line)
+    file = values.pop("config_file", None)
+    path = Path(file) if file else None if "cpu" in values else _find_default_config(os.environ)
+    config = {} if path is None else _read_config(path)
+    left_out = sorted(key for key in config.keys() & _ACCELERATE_LEFT_OUT if config[key] not in (None, "", False))
+    if "num_processes" in values:
+        config["num_processes"] = _parse_count("accelerate launch --num_processes", values.pop("num_processes"))
+    if "dynamo_backend" in values:
+        config["dynamo_config"] = {**(config.get("dynamo_config") or {}), "dynamo_backend": values["dynamo_backend"]}
+    if "cpu" in values:
+        config["use_cpu"] = True
+    number = config.get("num_processes")
+    return replace(
+        program,
+        launcher=Launcher.ACCELERATE,
+        config_file=path,
+        workers=(number, number) if isinstance(number, int) and number > 0 else None,
+        env=_make_environment(config | values),
+        not_needed=(*program.not_needed, *left_out),
+    )
 
 
-_ACCELERATE_WAYS_OUT = {
-    "use_fsdp": "pass FullyShardedDataParallelPlugin to Accelerator in the script",
-    "use_deepspeed": "pass DeepSpeedPlugin to Accelerator in the script",
-    "use_megatron_lm": "Megatron-LM starts from its own script",
-    "tpu": "Shoal trains on CPUs and NVIDIA GPUs",
-}
-
-_DEEPSPEED_NOT_NEEDED = frozenset(
-    {
-        *("hostfile", "master_addr", "master_port", "node_rank", "launcher", "launcher_args", "ssh_port", "save_pid"),
-        *("no_ssh", "no_ssh_check", "force_multi", "no_local_rank", "log_level", "quiet", "q", "H"),
-    }
-)
-_DEEPSPEED_FLAGS = frozenset(
-    {"no_ssh", "no_ssh_check", "force_multi", "no_local_rank", "save_pid", "quiet", "q", "module"}
+_DEEPSPEED = _LauncherOptions(
+    "deepspeed",
+    read=frozenset({"num_gpus", "num_accelerators", "num_nodes", "no_local_rank"}),
+    not_needed=frozenset(
+        {
+            *("hostfile", "master_addr", "master_port", "node_rank", "launcher", "launcher_args", "ssh_port"),
+            *("save_pid", "no_ssh", "no_ssh_check", "force_multi", "log_level", "quiet", "q", "H"),
+        }
+    ),
+    flags=frozenset({"no_ssh", "no_ssh_check", "force_multi", "no_local_rank", "save_pid", "quiet", "q"}),
+    ways_out={
+        **dict.fromkeys(
+            ("include", "i", "exclude", "e"),
+            "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
+        ),
+        "no_python": "a job is a Python program",
+        "elastic_training": "a job with --workers MIN:MAX is elastic; lost workers do not end it",
+        "autotuning": "tune with deepspeed itself, and submit the script with the configuration that it has found",
+        "bind_cores_to_rank": "name the cores of a worker: --cpus N",
+        "enable_each_rank_log": "`shoal logs JOB` has the lines of every rank",
+    },
 )
 
 
 def _read_deepspeed(command_line: Sequence[str]) -> Program:
-    valued = ("num_gpus", "num_accelerators", "num_nodes", *(_DEEPSPEED_NOT_NEEDED - _DEEPSPEED_FLAGS))
-    parsed = _parse_options("deepspeed", command_line, _DEEPSPEED_FLAGS, valued, _DEEPSPEED_WAYS_OUT)
-    program, values = replace(parsed.program, launcher=Launcher.DEEPSPEED_ENV), parsed.values
+    program, values = _parse_options(_DEEPSPEED, command_line)
+    program = replace(program, launcher=Launcher.DEEPSPEED_ENV)
     if per_node := values.get("num_gpus", values.get("num_accelerators")):
-        number = _parse_count("deepspeed --num_gpus", per_node) * _parse_count(
-            "deepspeed --num_nodes", values.get("num_nodes", "1")
-        )
+        num_nodes = _parse_count("deepspeed --num_nodes", values.get("num_nodes", "1"))
+        number = _parse_count("deepspeed --num_gpus", per_node) * num_nodes
         program = replace(program, workers=(number, number))
     elif "num_nodes" in values:
         raise CliError("deepspeed --num_nodes says nothing of the processes", hint="name --num_gpus, or --workers")
-    left_out = [f"--{name}" for name in values if name in _DEEPSPEED_NOT_NEEDED - {"no_local_rank"}]
-    if "no_local_rank" not in values:
-        left_out.append("the argument --local_rank (LOCAL_RANK says the same)")
-    return replace(program, not_needed=tuple(left_out))
+    if "no_local_rank" in values:
+        return program
+    return replace(program, not_needed=(*program.not_needed, "the argument --local_rank (LOCAL_RANK says the same)"))
 
 
-_DEEPSPEED_WAYS_OUT = {
-    "include": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
-    "i": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
-    "exclude": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
-    "e": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
-    "no_python": "a job is a Python program",
-    "elastic_training": "a job with --workers MIN:MAX is elastic; lost workers do not end it",
-    "autotuning": "tune with deepspeed itself, and submit the script with the configuration that it has found",
-    "bind_cores_to_rank": "name the cores of a worker: --cpus N",
-    "enable_each_rank_log": "`shoal logs JOB` has the lines of every rank",
-}
+def _parse_options(options: _LauncherOptions, command_line: Sequence[str]) -> tuple[Program, dict[str, str]]:
+    """Read the options of a launcher up to the program, which has all arguments after it.
 
-
-@dataclass(frozen=True, slots=True)
-class _ParsedOptions:
-    program: Program
-    values: Mapping[str, str]
-    """Options by name with underscores; a flag has the value "true"."""
-
-
-def _parse_options(
-    launcher: str,
-    command_line: Sequence[str],
-    flags: frozenset[str],
-    valued: Sequence[str],
-    ways_out: Mapping[str, str],
-) -> _ParsedOptions:
-    """Read the options of a launcher up to the program, which has all arguments after it."""
+    Returns:
+        The program, and the options by name with underscores; a flag has the value "true".
+    """
     values: dict[str, str] = {}
+    left_out: list[str] = []
     is_module = False
     left: Iterator[str] = iter(command_line)
     for word in left:
-        name = word.lstrip("-").partition("=")[0].replace("-", "_")
-        if word == "--module" and "module" in flags:  # DeepSpeed's: what follows the options is one
+        option, equals, value = word.partition("=")
+        name = option.lstrip("-").replace("-", "_")
+        if word in ("-m", "--module"):  # a flag of each launcher: what follows the options is a module
             is_module = True
-            continue
-        if is_module and not word.startswith("-"):
-            return _ParsedOptions(Program(module=word, args=tuple(left)), values)
-        if word in ("-m", "--module"):
-            module = next(left, None)
-            if module is None:
-                raise CliError(f"{launcher} -m needs a module", hint=_EXAMPLE)
-            return _ParsedOptions(Program(module=module, args=tuple(left)), values)
-        if not word.startswith("-"):
-            return _ParsedOptions(Program(file=_existing(word), args=tuple(left)), values)
-        if name in flags and "=" not in word:
+        elif not word.startswith("-"):
+            program = Program(module=word) if is_module else Program(file=_existing(word))
+            return replace(program, args=tuple(left), not_needed=tuple(left_out)), values
+        elif name in options.flags and not equals:
             values[name] = "true"
-        elif name in valued:
-            value = word.partition("=")[2] if "=" in word else next(left, "")
-            values[name] = value
+        elif name in (options.read | options.not_needed) - options.flags:
+            values[name] = value if equals else next(left, "")
         else:
-            hint = ways_out.get(name, "leave it out, or submit the script itself: shoal submit train.py --workers 2")
-            raise CliError(f"{launcher}: the option {word.partition('=')[0]} is not one that Shoal can read", hint=hint)
-    raise CliError(f"{launcher} is given no script", hint=_EXAMPLE)
+            hint = options.ways_out.get(
+                name, "leave it out, or submit the script itself: shoal submit train.py --workers 2"
+            )
+            raise CliError(f"{options.launcher}: the option {option} is not one that Shoal can read", hint=hint)
+        if name in options.not_needed:
+            left_out.append(option)
+    raise CliError(f"{options.launcher} is given no {'module' if is_module else 'script'}", hint=_EXAMPLE)
+
+
+_MAX_PROCESSES = 100_000
 
 
 def _parse_count(option: str, text: str) -> int:
-    if text.isascii() and text.isdigit() and 0 < int(text) <= 100_000:
+    if text.isascii() and text.isdigit() and 0 < int(text) <= _MAX_PROCESSES:
         return int(text)
     raise CliError(f"{option} {text!r} is not a number of processes", hint="name one, or give --workers")
 
 
 def parse_workers(option: str, text: str) -> tuple[int, int]:
     """Read `N` or `MIN:MAX`. Raises CliError."""
-    least, colon, most = text.partition(":")
-    numbers = [least, most if colon else least]
-    if all(text.isascii() and text.isdigit() and 0 < int(text) <= 100_000 for text in numbers):
-        smallest, largest = map(int, numbers)
-        if smallest <= largest:
-            return smallest, largest
+    numbers = text.split(":")
+    if len(numbers) <= 2 and all(number.isascii() and number.isdigit() for number in numbers):
+        least, most = int(numbers[0]), int(numbers[-1])
+        if 0 < least <= most <= _MAX_PROCESSES:
+            return least, most
     raise CliError(
         f"{option} {text!r} is neither a number of workers nor the least and the most of them",
         hint="for example: --workers 4, or --workers 2:8",
     )
-
-
-def _dashed(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _existing(name: str) -> Path:
@@ -360,12 +355,6 @@ def _name(program: Program) -> str:
 
 _TYPES = ("NO", "MULTI_GPU", "MULTI_CPU", "FSDP")
 """Values of `distributed_type` that Shoal can start."""
-_LEFT_OUT = frozenset(
-    {
-        *("machine_rank", "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend"),
-        *("same_network", "main_training_function"),
-    }
-)
 _READ = frozenset(
     {
         *("compute_environment", "distributed_type", "num_processes", "num_cpu_threads_per_process"),
@@ -379,18 +368,7 @@ _EMPTY: tuple[object, ...] = (None, False, "", "no", {}, [])
 """Values of keys that `accelerate config` writes although they say nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class AccelerateConfig:
-    """What a file says."""
-
-    path: Path
-    num_processes: int | None
-    env: Mapping[str, str]
-    left_out: tuple[str, ...]
-    """Keys that mean nothing to a job."""
-
-
-def default_config(environ: Mapping[str, str]) -> Path | None:
+def _find_default_config(environ: Mapping[str, str]) -> Path | None:
     """Return the file that `accelerate config` writes, and `accelerate launch` reads by default; None if there is
     none."""
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
@@ -399,7 +377,7 @@ def default_config(environ: Mapping[str, str]) -> Path | None:
     return path if path.is_file() else None
 
 
-def read_config(path: Path) -> AccelerateConfig:
+def _read_config(path: Path) -> dict[str, Any]:
     """Read a file. Raises CliError if it is not there or asks for what Shoal does not start."""
     try:
         document = yaml.safe_load(path.read_text("utf-8"))
@@ -411,9 +389,7 @@ def read_config(path: Path) -> AccelerateConfig:
     if not isinstance(document, dict):
         raise CliError(f"accelerate's {path} is not a YAML file with keys", hint="write it with accelerate config")
     _refuse(path, document)
-    left_out = tuple(sorted(key for key in document.keys() & _LEFT_OUT if document[key] not in (None, "", False)))
-    number = document.get("num_processes")
-    return AccelerateConfig(path, number if isinstance(number, int) and number > 0 else None, _env(document), left_out)
+    return document
 
 
 def _refuse(path: Path, document: Mapping[str, Any]) -> None:
@@ -428,7 +404,9 @@ def _refuse(path: Path, document: Mapping[str, Any]) -> None:
             f"accelerate's {path}: distributed_type {kind} is not one that Shoal starts, which are {', '.join(_TYPES)}",
             hint="pass the plugin to Accelerator in the script, for example DeepSpeedPlugin, and set MULTI_GPU here",
         )
-    unknown = [key for key, value in document.items() if key not in _READ | _LEFT_OUT and value not in _EMPTY]
+    unknown = [
+        key for key, value in document.items() if key not in _READ | _ACCELERATE_LEFT_OUT and value not in _EMPTY
+    ]
     if unknown:
         raise CliError(
             f"accelerate's {path}: Shoal cannot read {', '.join(map(str, unknown))}",
@@ -436,7 +414,8 @@ def _refuse(path: Path, document: Mapping[str, Any]) -> None:
         )
 
 
-def _env(document: Mapping[str, Any]) -> dict[str, str]:
+def _make_environment(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that keys of the configuration stand for, as `accelerate launch` sets them."""
     variables: dict[str, str] = {}
     precision = document.get("mixed_precision")
     if precision is not None:

@@ -5,8 +5,7 @@ loop tracks is found by running it (trial.py).
     loop     the program keeps its loop and gives it to `shoal.run`; LOOP_COST says what a lost worker costs
     task     model, data and loss as a class; a lost worker costs one step at most, and its processes live on
 
-`program_text.py` reads the program. What is not found there may still be there (a name made at run time), so each
-remark names the lines that it is about.
+What is not found in the text may still be there, so each remark names the lines that it is about.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal_api.cli.errors import CliError
 from shoal_api.cli.program_text import (
-    DDP,
     TRAINERS,
-    Call,
+    Kind,
     ProgramText,
-    function_line,
+    Use,
+    find_function_line,
     is_given,
     literal,
-    read_program,
+    read_text,
     relative_path,
 )
+from shoal_api.cli.session import CliError
 from shoal_service.core.quantities import count_text
 
 LOOP_COST = (
@@ -86,7 +85,7 @@ def examine(script: Path, directory: Path) -> Findings:
     Raises:
         CliError: it is not valid Python.
     """
-    source = read_program(script, directory)
+    source = read_text(script, directory)
     distributed = tuple(Remark(name, places) for name, places in _by_name(source, _DISTRIBUTED))
     launcher = _launcher(source, is_distributed=bool(distributed))
     workers = "1" if launcher == "python" else _workers_of_lightning(source) or "1:4"
@@ -110,7 +109,7 @@ def is_loop(script: Path, directory: Path) -> bool:
     Raises:
         CliError: it is not valid Python.
     """
-    return bool(read_program(script, directory).calls("shoal.run"))
+    return bool(read_text(script, directory).calls("shoal.run"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +130,10 @@ def read_ray_train(script: Path, directory: Path) -> RayTrain | None:
     Raises:
         CliError: it is not valid Python.
     """
-    source = read_program(script, directory)
+    source = read_text(script, directory)
     if not source.calls(*_TORCH_TRAINERS):
         return None
-    scaling, failures = source.keywords_of(*_SCALING), source.keywords_of(*_FAILURES)
+    scaling, failures = source.find_keywords(*_SCALING), source.find_keywords(*_FAILURES)
     resources = literal(scaling.get("resources_per_worker"))
     resources = resources if isinstance(resources, dict) else {}
     numbers = literal(scaling.get("num_workers"))
@@ -201,7 +200,7 @@ _NO_LIMIT = 10_000
 """Most failures that a job may have. In Ray Train -1 means any number."""
 _DISTRIBUTED = (
     *_TORCH_TRAINERS,
-    *("torch.distributed.init_process_group", DDP),
+    *("torch.distributed.init_process_group", "torch.nn.parallel.DistributedDataParallel"),
     *("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard"),
     *("torch.distributed._composable.fsdp.fully_shard", "torch.distributed.device_mesh.init_device_mesh"),
     *("accelerate.Accelerator", "deepspeed.initialize", "deepspeed.init_distributed", _LIGHTNING[1]),
@@ -227,11 +226,6 @@ _COLLECTIVE_CALLS = frozenset(
         "batch_isend_irecv",
     )
 )
-_CALLS_OF_ALL_RANKS = {
-    *(name for name in _COLLECTIVE_CALLS if not name.endswith(("send", "recv"))),
-    *("torch.distributed.barrier", "torch.distributed.monitored_barrier", "torch.distributed.new_group", _REPORT),
-    *(".wait_for_everyone", ".gather_for_metrics"),
-}
 _ENVIRONMENTS = (
     *("gymnasium.make", "gymnasium.make_vec", "gym.make", "gym.vector.make", "gymnasium.vector.SyncVectorEnv"),
     "gymnasium.vector.AsyncVectorEnv",
@@ -262,7 +256,7 @@ def _obstacles(source: ProgramText) -> Iterator[Remark]:
         yield Remark(
             f"{name} starts workers of its own on the Ray cluster, and Shoal does not see them: {way_out}", places
         )
-    for call in source.calls_made:
+    for call in source.calls_made():
         if call.name != "torch.distributed.init_process_group":
             continue
         method = source.text(call.keywords.get("init_method", next(iter(call.args[1:2]), None)))
@@ -271,39 +265,16 @@ def _obstacles(source: ProgramText) -> Iterator[Remark]:
         fixed = [name for name in ("rank", "world_size") if isinstance(call.keywords.get(name), ast.Constant)]
         if fixed:
             yield Remark(f"{' and '.join(fixed)} of the process group is a fixed number: leave it out", (call.place,))
-    by_others = {call.name for call in source.calls_made if call.side == "others"}
-    alone = [call for call in source.calls_made if call.side == "rank 0" and call.name not in by_others]
     yield from _remarks_with_places(
         (
-            "all ranks have to make this call, and here rank 0 makes it alone: the job would stand still",
-            tuple(c.place for c in alone if _CALLS_OF_ALL_RANKS & {c.name, *source.function(c).calls}),
-        ),
-        (
-            "the forward pass of DistributedDataParallel is a call of all ranks, and here rank 0 makes it alone: use "
-            "its .module",
-            tuple(c.place for c in alone if c.name in source.wrapped or _passes_on(c, source)),
-        ),
-        (
             "the environment of the process group is overwritten: use os.environ.setdefault",
-            source.environment_writes(_RENDEZVOUS),
+            source.places(Kind.WRITE, *_RENDEZVOUS),
         ),
         ("cuda:0 is one GPU for all processes of a node: use LOCAL_RANK of the environment", source.first_gpus()),
         (
             "input() and breakpoint() end with an error: a worker has no terminal",
             source.calls("input", "breakpoint", "pdb.set_trace"),
         ),
-    )
-
-
-def _passes_on(call: Call, source: ProgramText) -> bool:
-    """Return True if the function that is called makes the forward pass of a wrapped model, be it given or global."""
-    function = source.function(call)
-    if function.calls & source.wrapped - {*function.parameters}:
-        return True
-    given = [*zip(function.parameters, call.args, strict=False), *call.keywords.items()]
-    return any(
-        isinstance(value, ast.Name) and value.id in source.wrapped and parameter in function.calls
-        for parameter, value in given
     )
 
 
@@ -316,7 +287,7 @@ def _cost(source: ProgramText) -> Remark:
     trainers = source.calls(*TRAINERS)
     saves = source.calls(*_SAVERS) + tuple(
         call.place
-        for call in source.calls_made
+        for call in source.calls_made()
         if call.name == _REPORT and any(map(is_given, [call.keywords.get("checkpoint"), *call.args[1:2]]))
     )
     loads = source.calls(*_LOADERS) + source.keywords("resume_from_checkpoint", "ckpt_path")
@@ -350,10 +321,10 @@ def _notes(source: ProgramText, *, is_distributed: bool, is_elastic: bool) -> It
             "step, loss and the time that is left are not reported: `import shoal`, and `shoal.log(step=step, "
             "loss=loss)` in the loop; elsewhere it does nothing"
         )
-    if places := source.reads(["signal.SIGTERM"]):
+    if places := source.places(Kind.READ, "signal.SIGTERM"):
         yield Remark("it acts on SIGTERM: --grace SECONDS is the time that it gets, 10 without it", places)
-    knows_its_size = source.mentions("WORLD_SIZE") or source.calls(".get_world_size") or source.reads(_WORLD_SIZES)
-    is_whole = bool(knows_its_size or source.keywords("split_batches"))
+    knows_its_size = source.calls(".get_world_size") or source.places(Kind.READ, *_WORLD_SIZES)
+    is_whole = bool(knows_its_size or source.mentions("WORLD_SIZE") or source.keywords("split_batches"))
     places = source.calls("torch.utils.data.DataLoader", ".iter_torch_batches", *TRAINERS)
     if is_elastic and places and not is_whole:
         yield Remark(
@@ -364,11 +335,14 @@ def _notes(source: ProgramText, *, is_distributed: bool, is_elastic: bool) -> It
 
 
 def _before_task(source: ProgramText) -> Iterator[Remark]:
-    optimizers = tuple(call.place for call in source.calls_made if _is_optimizer(call.name))
+    optimizers = tuple(call.place for call in source.calls_made() if _is_optimizer(call.name))
     backward = source.calls(".backward")
-    collectives = source.calls(*_COLLECTIVE_CALLS, ".all_gather", ".gather_for_metrics")
-    drawn = source.calls(".sample") if source.calls_below("torch.distributions.") else ()
-    drawn += source.calls("torch.multinomial", ".generate") + source.bases("Env")
+    collectives = source.calls(
+        *("torch.distributed.nn.", "torch.distributed._functional_collectives."),
+        *(*_COLLECTIVE_CALLS, ".all_gather", ".gather_for_metrics"),
+    )
+    drawn = source.calls(".sample") if source.calls("torch.distributions.") else ()
+    drawn += source.calls("torch.multinomial", ".generate") + source.places(Kind.BASE, "Env")
     return _remarks_with_places(
         ("the loop is that of a trainer, and a task has model, data and loss without a loop", source.calls(*TRAINERS)),
         (
@@ -382,16 +356,16 @@ def _before_task(source: ProgramText) -> Iterator[Remark]:
         ),
         (
             "an IterableDataset has no indices, and a task's dataset has len() and [index]",
-            source.bases("IterableDataset"),
+            source.places(Kind.BASE, "IterableDataset"),
         ),
         ("LBFGS needs a closure", source.calls("torch.optim.LBFGS")),
         (
             "collectives of its own; a task's loss sees one micro-batch and calls none",
-            source.calls_below("torch.distributed.nn.", "torch.distributed._functional_collectives.") + collectives,
+            collectives,
         ),
         (
             "samples are made by the model while it trains, and a task's dataset does not change",
-            source.calls(*_ENVIRONMENTS) + source.calls_below("stable_baselines3.") + drawn,
+            source.calls(*_ENVIRONMENTS, "stable_baselines3.") + drawn,
         ),
         ("averaged weights are kept beside the model", source.calls("torch.optim.swa_utils.AveragedModel")),
     )
@@ -411,12 +385,12 @@ def _by_name(source: ProgramText, names: Iterable[str]) -> Iterator[tuple[str, t
     """Yield the names that are called, and where; not the calls that train on one device."""
     for name in names:
         if places := tuple(
-            call.place for call in source.calls_made if call.name == name and _devices_of_lightning(call) != 1
+            call.place for call in source.calls_made() if call.name == name and _devices_of_lightning(call) != 1
         ):
             yield name, places
 
 
-def _devices_of_lightning(call: Call) -> int | None:
+def _devices_of_lightning(call: Use) -> int | None:
     """Return on how many devices Lightning is told to train; None if it is not told, or by a value made at run time."""
     names = ("devices", "num_nodes", "accelerator")
     devices, nodes, accelerator = (literal(call.keywords.get(name)) for name in names)
@@ -429,7 +403,7 @@ def _devices_of_lightning(call: Call) -> int | None:
 
 def _workers_of_lightning(source: ProgramText) -> str:
     """Return the number of workers without which Lightning refuses to start; empty if there is none."""
-    numbers = {num for call in source.calls_made if (num := _devices_of_lightning(call)) not in (None, 1)}
+    numbers = {num for call in source.calls_made() if (num := _devices_of_lightning(call)) not in (None, 1)}
     return str(numbers.pop()) if len(numbers) == 1 else ""
 
 
@@ -444,7 +418,7 @@ def refuse_function_as_task(document: dict[str, Any]) -> None:
         return
     module, _, name = task.partition(":")
     path = Path(directory).expanduser() / f"{module.replace('.', '/')}.py"
-    if (line := function_line(path, name)) is not None:
+    if (line := find_function_line(path, name)) is not None:
         raise CliError(
             f"task {task}: {name} ({path.name}:{line}) is a function, and a task is a class with build_model(), "
             "build_dataset() and loss()",

@@ -1,37 +1,28 @@
-"""Reads `/readyz` of a server, without the retries of the client."""
+"""Asks a server whether it is ready: one request without a token, which is not repeated."""
 
 from __future__ import annotations
 
-import httpx
-
+from shoal_api.answers import Readiness
 from shoal_api.client.credentials import find_ca_file
-from shoal_api.client.transport import certificates
+from shoal_api.client.errors import ApiError
+from shoal_api.client.fleet import Fleet
+from shoal_api.client.transport import Credentials, RetryPolicy, Transport
+
+_TIMEOUT_S = 5.0
 
 
-def waits_for(url: str) -> str | None:
-    """Return what a running server waits for before it is ready; None if it is ready. Raises httpx.TransportError,
-    InvalidURL."""
-    answer = _get(url)
-    if answer.status_code == 200:
-        return None
+def read_readiness(url: str) -> Readiness | str:
+    """Return the readiness of a running server, or what it waits for. Raises Disconnected, InvalidURL."""
+    no_token = Credentials(find_token=lambda: None, ca_file=find_ca_file())
+    transport = Transport(url, _TIMEOUT_S, RetryPolicy(num_retries=0), no_token)
     try:
-        document = answer.json()
-        errors = [f"{error['path']}: {error['message']}" for error in document.get("errors", ())]
-        return ", ".join(errors) or str(document["detail"])
-    except (ValueError, AttributeError, KeyError, TypeError):
-        return f"a Shoal server (another program answers there, with status {answer.status_code})"
-
-
-def read_warnings(url: str) -> tuple[str, ...]:
-    """Return the warnings of a server that is ready. Raises httpx.TransportError, InvalidURL."""
-    answer = _get(url)
-    try:
-        return tuple(str(warning) for warning in answer.json().get("warnings", ()))
-    except (ValueError, AttributeError, TypeError):
-        return ()
-
-
-def _get(url: str) -> httpx.Response:
-    return httpx.get(
-        f"{url.rstrip('/')}/readyz", timeout=5.0, trust_env=False, verify=certificates(url, find_ca_file())
-    )
+        return Fleet(transport).ready()
+    except ApiError as error:
+        problem = error.problem
+        if problem.type == "about:blank":
+            return f"a Shoal server (another program answers there, with status {problem.status})"
+        return ", ".join(f"{item.path}: {item.message}" for item in problem.errors) or problem.detail
+    except ValueError:
+        return "a Shoal server (another program answers there)"
+    finally:
+        transport.close()

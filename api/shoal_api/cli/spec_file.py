@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal_api.cli.errors import CliError, reading
+from shoal_api.cli.session import CliError, explain_read_errors
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.core.key_paths import NotASection, assign
 from shoal_workers.contract.checks.spec_errors import SpecError
@@ -106,7 +106,7 @@ def decode_spec(text: str, source: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    with reading(path, "give a readable YAML or JSON file"), path.open(encoding="utf-8") as file:
+    with explain_read_errors(path, "give a readable YAML or JSON file"), path.open(encoding="utf-8") as file:
         return file.read(_MAX_BYTES + 1)
 
 

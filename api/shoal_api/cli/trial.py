@@ -14,15 +14,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.program import Program, code_directory, make_spec
 from shoal_api.cli.program_findings import LOOP_COST
-from shoal_api.cli.render.terminal import number
+from shoal_api.cli.render.terminal import format_number
+from shoal_api.cli.session import CliError, ExitCode
 from shoal_api.cli.spec_file import apply_overrides, complete, load_spec
 from shoal_service.core.quantities import count_text, size_text
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -44,7 +45,8 @@ def describe_task(task: str, result: dict[str, Any]) -> str:
         f"  {size_text(result['memory_bytes'])} of memory at most, Python and libraries included"
         if result["device"] == "cpu"
         else f"  {size_text(result['memory_bytes'])} of GPU memory at most",
-        f"  loss {number(result['loss'])} in the first step, {number(result['last_loss'])} in the third{validation}",
+        f"  loss {format_number(result['loss'])} in the first step, {format_number(result['last_loss'])} in the third"
+        + validation,
     ]
     lines += _layouts(result.get("proofs", ()))
     return "\n".join([*lines, *(f"  note: {remark}" for remark in result["remarks"])])
@@ -95,19 +97,12 @@ def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Pa
 
 
 def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Run the program, in a separate process because the command line never loads torch, and because the task may crash
-    it."""
+    """Train a task for some steps, and return what was found. Raises CliError if the task fails."""
     if not directory.is_dir():
         raise CliError(
             f"code.working_dir {directory} is not a directory", hint="name the directory of the task's module"
         )
-    document = {**document, "code": {**document["code"], "working_dir": "."}}
-    answer, code, text = _run_trial("shoal_workers.check", document, directory)
-    if "found" in answer:
-        return dict(answer["found"])
-    if "failed" in answer:
-        raise _refused(document["task"], answer["failed"])
-    raise _crashed(document["task"], code, answer, text)
+    return _run_trial("shoal_workers.check", document["task"], document, directory)
 
 
 def loop_document(source: str, file: Path, arguments: Sequence[str], assignments: Sequence[str]) -> dict[str, Any]:
@@ -123,31 +118,9 @@ def loop_document(source: str, file: Path, arguments: Sequence[str], assignments
 
 
 def try_loop(document: dict[str, Any], directory: Path, program: str, timeout_s: float) -> dict[str, Any]:
-    """Run the trials in a separate process.
-
-    Raises:
-        CliError: the loop fails, or takes longer.
-    """
-    answer, code, text = _run_trial(
-        "shoal_workers.check_loop",
-        {**document, "code": {**document["code"], "working_dir": "."}},
-        directory,
-        timeout_s=timeout_s,
-        OMP_NUM_THREADS="1",  # each trial is a fork
-        PYTORCH_NVML_BASED_CUDA_CHECK="1",
-    )
-    if "found" in answer:
-        return dict(answer["found"])
-    if "failed" in answer:
-        raise _refused(program, {"is_the_tasks": True, **answer["failed"]})
-    if code == -9:
-        raise CliError(
-            f"{program} was not tried to the end: it was killed in {answer.get('phase', 'the imports')}, after at most "
-            f"{timeout_s:.0f} s",
-            hint="--timeout SECONDS gives it more; --no-run only reads it",
-            exit_code=ExitCode.FAILED,
-        )
-    raise _crashed(program, code, answer, text)
+    """Run a loop several times, and return what was found. Raises CliError if the loop fails, or takes longer."""
+    one_thread = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # each trial is a fork
+    return _run_trial("shoal_workers.check_loop", program, document, directory, timeout_s, one_thread)
 
 
 def with_workers(
@@ -207,16 +180,25 @@ def _is(state: str) -> str:
 
 
 def _run_trial(
-    module: str, document: dict[str, Any], directory: Path, *, timeout_s: float | None = None, **environment: str
-) -> tuple[dict[str, Any], int, str]:
+    module: str,
+    program: str,
+    document: dict[str, Any],
+    directory: Path,
+    timeout_s: float | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Run a module that tries a spec, in a process of its own in the directory of the code. It is killed with all that
     it has started after `timeout_s`, or when this command is interrupted.
 
     Returns:
-        The last line of its output, its exit status, and what else it has printed.
+        What the module has found.
+
+    Raises:
+        CliError: `program` fails, crashes the process, or takes longer.
     """
     answer: dict[str, Any] = {}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), **environment}
+    document = {**document, "code": {**document["code"], "working_dir": "."}}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
     with (
         tempfile.TemporaryDirectory(prefix="shoal-check-") as checkpoints,  # ours: the process may be killed
         tempfile.TemporaryFile("w+", errors="replace") as printed,
@@ -228,7 +210,7 @@ def _run_trial(
             stderr=printed,
             text=True,
             cwd=directory,
-            env={**environment, "SHOAL_CHECKPOINT_DIR": checkpoints},
+            env={**os.environ, "PYTHONPATH": path, **environment, "SHOAL_CHECKPOINT_DIR": checkpoints},
             start_new_session=True,
         )
         timer = threading.Timer(timeout_s or 0.0, _kill, (process,))
@@ -246,8 +228,19 @@ def _run_trial(
             raise
         finally:
             timer.cancel()
+        if "found" in answer:
+            return dict(answer["found"])
+        if "failed" in answer:
+            raise _describe_failure(program, answer["failed"])
+        if process.returncode == -signal.SIGKILL and timeout_s is not None:
+            raise CliError(
+                f"{program} was not tried to the end: it was killed in {answer.get('phase', 'the imports')}, after at "
+                f"most {timeout_s:.0f} s",
+                hint="--timeout SECONDS gives it more; --no-run only reads it",
+                exit_code=ExitCode.FAILED,
+            )
         printed.seek(0)
-        return answer, process.returncode, printed.read()[-_MAX_STACK_CHARS:]
+        raise _describe_crash(program, process.returncode, answer, printed.read()[-_MAX_STACK_CHARS:])
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
@@ -255,8 +248,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _refused(task: str, failed: dict[str, Any]) -> CliError:
-    if not failed["is_the_tasks"]:
+def _describe_failure(task: str, failed: dict[str, Any]) -> CliError:
+    if not failed.get("is_the_tasks", True):
         message = f"{task} was not tried to the end: {failed['sentence']}"
         return CliError(message, details=tuple(failed["traceback"].splitlines()), exit_code=ExitCode.FAILED)
     refusal = CliError(
@@ -268,7 +261,7 @@ def _refused(task: str, failed: dict[str, Any]) -> CliError:
     return refusal
 
 
-def _crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
+def _describe_crash(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
     """Return the error of a process that ended without an answer: by a signal, or because it could not begin."""
     status = ExitStatus(signal=-code, place=place_of_crash(printed)) if code < 0 else ExitStatus(code=code)
     when = f", {last['phase']} {last['note']}".rstrip() if last and not status.place else ""

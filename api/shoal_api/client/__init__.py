@@ -1,7 +1,6 @@
 """The Python client of the REST API: `from shoal_api.client import Client`.
 
-Inside: `Client` with one method per verb (those about jobs in client.py, what jobs did in histories.py, the service in
-fleet.py), the errors that it raises, and the transport with its retries and streams.
+Inside: `Client` with one method per verb, the errors that it raises, and the transport with its retries and streams.
 Used by the `shoal` command, the demo and users' programs. Never imports the HTTP edge or the store.
 """
 

@@ -35,7 +35,7 @@ class TokenSource(Enum):
 def find_token(url: str) -> str | None:
     """Return the token for the server at this URL; None if there is none. Raises UntrustedServer."""
     try:
-        return os.environ.get("SHOAL_TOKEN") or stored_tokens().get(parse_origin(url)) or _find_owner_token(url)
+        return os.environ.get("SHOAL_TOKEN") or read_stored_tokens().get(parse_origin(url)) or _find_owner_token(url)
     except ValueError:  # not a URL: the first request says so
         return None
 
@@ -45,17 +45,17 @@ def find_token_source(url: str) -> TokenSource | None:
     try:
         if os.environ.get("SHOAL_TOKEN"):
             return TokenSource.ENVIRONMENT
-        if parse_origin(url) in stored_tokens():
+        if parse_origin(url) in read_stored_tokens():
             return TokenSource.LOGIN
-        is_owners = urlsplit(url).hostname in LOOPBACK and read_token_file(owner_file()) is not None
+        is_owners = urlsplit(url).hostname in LOOPBACK and read_token_file(find_owner_file()) is not None
     except ValueError:
         return None
     return TokenSource.OWNER if is_owners else None
 
 
-def owner_file() -> Path:
+def find_owner_file() -> Path:
     """Return where a server on this machine has written the token of its owner."""
-    return state_dir() / ADMIN_TOKEN_FILE
+    return find_state_dir() / ADMIN_TOKEN_FILE
 
 
 def find_ca_file() -> Path | None:
@@ -73,21 +73,21 @@ def read_token_file(path: Path) -> str | None:
         return None
 
 
-def state_dir() -> Path:
+def find_state_dir() -> Path:
     given = os.environ.get("SHOAL_STATE_DIR")
     return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "shoal"
 
 
-def logins_path() -> Path:
+def find_logins_path() -> Path:
     """Return where `shoal login` stores tokens."""
     given = os.environ.get("XDG_CONFIG_HOME")
     return (Path(given) if given else Path.home() / ".config") / "shoal" / "tokens.json"
 
 
-def stored_tokens() -> dict[str, str]:
+def read_stored_tokens() -> dict[str, str]:
     """Return the tokens that `shoal login` has stored, by the origin of the server."""
     try:
-        tokens = json.loads(logins_path().read_text(encoding="utf-8"))
+        tokens = json.loads(find_logins_path().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return {str(key): str(value) for key, value in tokens.items()} if isinstance(tokens, dict) else {}
@@ -95,9 +95,9 @@ def stored_tokens() -> dict[str, str]:
 
 def store_token(url: str, token: str | None) -> Path:
     """Keep a token for a server, readable by this user alone. None forgets it."""
-    path = logins_path()
+    path = find_logins_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    tokens = stored_tokens()
+    tokens = read_stored_tokens()
     tokens.pop(parse_origin(url), None)
     if token is not None:
         tokens[parse_origin(url)] = token
@@ -110,7 +110,7 @@ def store_token(url: str, token: str | None) -> Path:
 
 def forget_token(url: str, token_id: str) -> bool:
     """Forget the token that is kept for a server if it has this id; it was revoked. Return whether it was kept."""
-    stored = stored_tokens().get(parse_origin(url))
+    stored = read_stored_tokens().get(parse_origin(url))
     if stored is None or id_of(stored) != token_id:
         return False
     store_token(url, None)
@@ -128,7 +128,7 @@ def _find_owner_token(url: str) -> str | None:
     parts = urlsplit(url)
     if parts.hostname not in LOOPBACK:
         return None
-    path = owner_file()
+    path = find_owner_file()
     token = read_token_file(path)
     if token is None:
         return None

@@ -18,48 +18,42 @@ ClientError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import httpx
 
 from shoal_api.answers import Problem
 from shoal_service.views import JobView
+from shoal_workers.contract.base import FieldError
 
 
-class ClientError(Exception):
+class ClientError(FieldError):
     """Root of the errors that the client defines."""
 
 
-class Disconnected(ClientError):
-    def __init__(self, url: str, cause: str) -> None:
-        super().__init__(url, cause)
-        self.url = url
-        self.cause = cause
-
-    def __str__(self) -> str:
-        return f"The service at {self.url} cannot be reached ({self.cause}). `shoal serve` starts one."
+@dataclass(eq=False)
+class Disconnected(ClientError, text="The service at {url} cannot be reached ({cause}). `shoal serve` starts one."):
+    url: str
+    cause: str
 
 
-class WaitTimeout(ClientError):
-    def __init__(self, job: JobView, timeout_s: float) -> None:
-        super().__init__(job, timeout_s)
-        self.job = job
-        self.timeout_s = timeout_s
-
-    def __str__(self) -> str:
-        return f"Job {self.job.id} is still {self.job.status.state} after {self.timeout_s:g} s."
+@dataclass(eq=False)
+class WaitTimeout(ClientError, text="Job {job.id} is still {job.status.state} after {timeout_s:g} s."):
+    job: JobView
+    timeout_s: float
 
 
-class UntrustedServer(ClientError):
-    def __init__(self, url: str, uid: int, path: str) -> None:
-        super().__init__(url, uid, path)
-        self.url = url
-        self.uid = uid
-        self.path = path
-
-    def __str__(self) -> str:
-        return (
-            f"The program at {self.url} belongs to the user with the id {self.uid}, so the token in {self.path} was "
-            "not sent to it. Set SHOAL_TOKEN, or log in with `shoal login`, if that server is yours."
-        )
+@dataclass(eq=False)
+class UntrustedServer(
+    ClientError,
+    text=(
+        "The program at {url} belongs to the user with the id {uid}, so the token in {path} was not sent to it. "
+        "Set SHOAL_TOKEN, or log in with `shoal login`, if that server is yours."
+    ),
+):
+    url: str
+    uid: int
+    path: str
 
 
 class ApiError(ClientError):

@@ -5,13 +5,10 @@ A request is repeated if the connection fails or the service returns 503, with e
 after 429; not before the time that the answer names in Retry-After. It is not repeated after a failure if the caller
 passes `idempotent=False`. A followed stream yields every event once and in order. The token is sent to the base URL
 alone: redirects are not followed. Thread-safe, as httpx.Client is.
-
-`Endpoint` is the base class of the parts of `Client`.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import ssl
 import threading
@@ -19,11 +16,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-from urllib.parse import quote
+from typing import Any
 
 import httpx
-from pydantic import BaseModel
 
 from shoal_api.client.errors import Disconnected, ServerError, parse_error, retry_after_s
 from shoal_workers.contract.backoff import backoff_s
@@ -33,7 +28,6 @@ _TOO_MANY = 429
 _LONG_POLL_MARGIN_S = 10.0
 _STREAM_SILENCE_S = 45.0
 """The service sends a heartbeat every 15 s; a stream without data for this long is broken."""
-M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +105,7 @@ class Transport:
             except httpx.TransportError as error:
                 # without a connection nothing was sent, so even a request that is not idempotent may be repeated
                 if not (idempotent or isinstance(error, httpx.ConnectError)) or failures >= self._retry.num_retries:
-                    raise Disconnected(self.base_url, _cause(error)) from error
+                    raise Disconnected(self.base_url, describe_failure(error)) from error
             else:
                 if response.status_code < 400:
                     return response
@@ -170,68 +164,8 @@ def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (params or {}).items() if value is not None}
 
 
-def _cause(error: httpx.TransportError) -> str:
+def describe_failure(error: httpx.TransportError) -> str:
     return str(error) or type(error).__name__
-
-
-class Endpoint:
-    """Sends requests to one service."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def _get(self, path: str, model: type[M], params: Mapping[str, Any] | None = None, wait_s: float = 0.0) -> M:
-        return self._call("GET", path, model, params=params, wait_s=wait_s)
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        model: type[M],
-        *,
-        body: BaseModel | Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        params: Mapping[str, Any] | None = None,
-        idempotent: bool = True,
-        wait_s: float = 0.0,
-    ) -> M:
-        """Send a request with `body` as JSON, and parse the answer. Raises what `Transport.send` raises."""
-        content, headers = None, dict(headers or {})
-        if body is not None:
-            content = body.model_dump_json() if isinstance(body, BaseModel) else json.dumps(body)
-            headers["Content-Type"] = "application/json"
-        response = self._transport.send(
-            method,
-            path,
-            params=params,
-            headers=headers,
-            content=None if content is None else content.encode(),
-            idempotent=idempotent,
-            wait_s=wait_s,
-        )
-        return model.model_validate_json(response.content)
-
-    def _save(
-        self, path: str, out: BinaryIO, params: Mapping[str, Any] | None = None, *, raw: bool = False
-    ) -> httpx.Headers:
-        """Write the body of an answer to `out`, `raw` as it is or decoded, and return the headers. Raises Disconnected
-        if the answer breaks off; `out` then has a part of it."""
-        try:
-            with self._transport.stream(path, params or {}, {}) as response:
-                for piece in response.iter_raw() if raw else response.iter_bytes():
-                    out.write(piece)
-                return response.headers
-        except httpx.TransportError as error:
-            raise Disconnected(self._transport.base_url, _cause(error)) from error
-
-
-def api_path(*parts: str) -> str:
-    """Return the path of a resource, with each part quoted."""
-    return "/".join(["/v1", *(quote(part, safe="") for part in parts)])
-
-
-def job_path(job_id: str, *parts: str) -> str:
-    return api_path("jobs", job_id, *parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +201,7 @@ def follow_stream(transport: Transport, path: str, params: Mapping[str, Any]) ->
                         last_id = int(event.id)
                     yield event
         except httpx.TransportError as error:
-            cause = str(error) or type(error).__name__
+            cause = describe_failure(error)
         except ServerError as error:
             if error.problem.status != 503:
                 raise

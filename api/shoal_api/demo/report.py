@@ -1,5 +1,5 @@
-"""The report at the end of the demo: a table, the two loss curves plotted with characters, the result; with the
-measured results and the checks that they must pass. Pure.
+"""The report of the demo: what the two runs have shown, the checks that this must pass, and how people see it: a table,
+the two loss curves plotted with characters, and the result.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from shoal_api.client import Client
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events import GenerationFormed
 from shoal_service.core.parity import Parity
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.views import EventView, IncidentView
+from shoal_service.views import CheckpointState, EventView, IncidentView, JobView
 from shoal_workers.contract import JobState
 
 _PLOT_WIDTH = 64
 _PLOT_HEIGHT = 12
 _BOTH, _FIRST, _SECOND = "●", "▲", "▽"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,53 @@ class Run:
     checkpoint_url: str
 
 
-def report(
+@dataclass(frozen=True, slots=True)
+class DemoOutcome:
+    """The last line of `shoal demo --json`, and the numbers behind the table."""
+
+    state: JobState
+    steps: int
+    world_sizes: tuple[int, ...]
+    layouts: tuple[str, ...]
+    """The layouts over the run, one entry per change."""
+    survivors: tuple[int, ...]
+    """Pids of the workers that trained before the kill and in the smaller group after it."""
+    incidents: tuple[IncidentView, ...]
+    comparison: Parity
+    val_bits_per_byte: float | None
+    tokens_per_s: float | None
+
+    def document(self) -> dict[str, Any]:
+        diff = self.comparison.max_abs_diff
+        return {
+            "state": str(self.state),
+            "steps": self.steps,
+            "world_sizes": list(self.world_sizes),
+            "layouts": list(self.layouts),
+            "surviving_pids": list(self.survivors),
+            "incidents": [_incident(incident) for incident in self.incidents],
+            "max_abs_loss_diff": None if diff is None or not math.isfinite(diff) else diff,
+            "val_bits_per_byte": self.val_bits_per_byte,
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+
+def read_run(client: Client, job: JobView) -> Run:
+    """Read from the server what the report needs of an ended job."""
+    series = tuple(sorted(client.series(job.id), key=lambda point: point.step))
+    committed = [item for item in client.checkpoints(job.id) if item.state is CheckpointState.COMMITTED]
+    wall_s = job.ended_at - job.started_at if job.ended_at and job.started_at else None
+    return Run(
+        job_id=job.id,
+        series=series,
+        val_bits_per_byte=job.status.val_bits_per_byte,
+        tokens_per_s=compute_tokens_per_s(series, (job.status.tokens or 0) // max(1, job.status.step)),
+        wall_s=wall_s,
+        checkpoint_url=max(committed, key=lambda checkpoint: checkpoint.step).url if committed else "none",
+    )
+
+
+def render_report(
     outcome: DemoOutcome, disturbed: Run, undisturbed: Run, broken: Sequence[str], *, url: str, tolerance: float
 ) -> list[RenderableType]:
     """Return the parts of the report, in the order in which they are printed."""
@@ -63,8 +111,12 @@ def report(
 def _rows(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[tuple[str, str, str]]:
     rows = [
         ("steps", str(outcome.steps), str(max((point.step for point in undisturbed.series), default=0))),
-        ("world size", arrows(outcome.world_sizes), arrows(sizes_by_step(undisturbed.series))),
-        ("layout", arrows(outcome.layouts), next(iter(outcome.layouts), "")),
+        (
+            "world size",
+            draw_arrows(outcome.world_sizes),
+            draw_arrows(drop_repeats(point.world_size for point in undisturbed.series)),
+        ),
+        ("layout", draw_arrows(outcome.layouts), next(iter(outcome.layouts), "")),
         ("surviving workers", ", ".join(f"pid {pid}" for pid in outcome.survivors), ""),
     ]
     for incident in outcome.incidents:
@@ -119,11 +171,6 @@ def _curves(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[str]
     )
 
 
-def sizes_by_step(series: Sequence[SeriesPoint]) -> tuple[int, ...]:
-    """Return the world sizes in the order of the steps, one entry per change."""
-    return changes(point.world_size for point in series)
-
-
 def plot_losses(
     disturbed: Mapping[int, float],
     undisturbed: Mapping[int, float],
@@ -150,7 +197,9 @@ def plot_losses(
         return round((step - first) / max(1, last - first) * (width - 1))
 
     def row(loss: float) -> int:
-        return round((high - loss) / (high - low or 1.0) * (height - 1))  # 1.0: all losses may be equal
+        if high == low:  # one line of equal losses
+            return 0
+        return round((high - loss) / (high - low) * (height - 1))
 
     cells = [{(row(loss), column(step)) for step, loss in curve.items()} for curve in curves]
     lines = []
@@ -173,41 +222,7 @@ def _glyph(in_first: bool, in_second: bool) -> str:
     return _FIRST if in_first else _SECOND if in_second else " "
 
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class DemoOutcome:
-    """The last line of `shoal demo --json`, and the numbers behind the table."""
-
-    state: JobState
-    steps: int
-    world_sizes: tuple[int, ...]
-    layouts: tuple[str, ...]
-    """The layouts over the run, one entry per change."""
-    survivors: tuple[int, ...]
-    """Pids of the workers that trained before the kill and in the smaller group after it."""
-    incidents: tuple[IncidentView, ...]
-    comparison: Parity
-    val_bits_per_byte: float | None
-    tokens_per_s: float | None
-
-    def document(self) -> dict[str, Any]:
-        diff = self.comparison.max_abs_diff
-        return {
-            "state": str(self.state),
-            "steps": self.steps,
-            "world_sizes": list(self.world_sizes),
-            "layouts": list(self.layouts),
-            "surviving_pids": list(self.survivors),
-            "incidents": [_incident(incident) for incident in self.incidents],
-            "max_abs_loss_diff": None if diff is None or not math.isfinite(diff) else diff,
-            "val_bits_per_byte": self.val_bits_per_byte,
-            "tokens_per_s": self.tokens_per_s,
-        }
-
-
-def failed_checks(
+def find_failed_checks(
     outcome: DemoOutcome, *, workers: int, tolerance: float, layouts: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Return one message per failed check; empty if the demo passed."""
@@ -215,10 +230,12 @@ def failed_checks(
     expected = (workers, workers - 1, workers)
     if outcome.state != JobState.SUCCEEDED:
         broken.append(f"the disturbed job ended as {outcome.state}, not SUCCEEDED")
-    if not contains_in_order(outcome.world_sizes, expected):
-        broken.append(f"the world sizes were {arrows(outcome.world_sizes)}; expected {arrows(expected)} among them")
-    if not contains_in_order(outcome.layouts, layouts):
-        broken.append(f"the layouts were {arrows(outcome.layouts)}; expected {arrows(layouts)} among them")
+    if not is_subsequence(outcome.world_sizes, expected):
+        broken.append(
+            f"the world sizes were {draw_arrows(outcome.world_sizes)}; expected {draw_arrows(expected)} among them"
+        )
+    if not is_subsequence(outcome.layouts, layouts):
+        broken.append(f"the layouts were {draw_arrows(outcome.layouts)}; expected {draw_arrows(layouts)} among them")
     if len(outcome.survivors) < workers - 1:
         broken.append(
             f"{count_text(len(outcome.survivors), 'worker')} trained before and after the kill; expected {workers - 1}"
@@ -237,21 +254,21 @@ def failed_checks(
     return tuple(broken)
 
 
-def losses(run: Run) -> Iterator[tuple[int, float]]:
+def read_losses(run: Run) -> Iterator[tuple[int, float]]:
     return ((point.step, point.loss) for point in run.series)
 
 
-def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
+def find_world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
     """Return the world sizes over the run, one entry per change."""
-    return changes(int(event.data["workers"]) for event in _formed_generations(events))
+    return drop_repeats(int(event.data["workers"]) for event in _formed_generations(events))
 
 
-def layouts(events: Iterable[EventView]) -> tuple[str, ...]:
+def find_layouts(events: Iterable[EventView]) -> tuple[str, ...]:
     """Return the parallel layouts over the run, one entry per change."""
-    return changes(str(event.data["layout"]) for event in _formed_generations(events) if event.data.get("layout"))
+    return drop_repeats(str(event.data["layout"]) for event in _formed_generations(events) if event.data.get("layout"))
 
 
-def changes(values: Iterable[T]) -> tuple[T, ...]:
+def drop_repeats(values: Iterable[T]) -> tuple[T, ...]:
     """Return the values without those that equal the one before."""
     return tuple(value for value, _ in itertools.groupby(values))
 
@@ -260,7 +277,7 @@ def _formed_generations(events: Iterable[EventView]) -> list[EventView]:
     return sorted((event for event in events if event.type == GenerationFormed.type), key=lambda event: event.seq)
 
 
-def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -> tuple[IncidentView, ...]:
+def add_detection_time(incidents: Iterable[IncidentView], killed_at: float | None) -> tuple[IncidentView, ...]:
     """Set the time to detect of the first incident. Only the demo knows when it sent the signal."""
     known = tuple(incidents)
     if killed_at is None or not known or known[0].detect_s is not None:
@@ -268,13 +285,13 @@ def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -
     return (known[0].model_copy(update={"detect_s": max(0.0, known[0].at - killed_at)}), *known[1:])
 
 
-def contains_in_order(seen: Sequence[object], expected: Sequence[object]) -> bool:
+def is_subsequence(seen: Sequence[object], expected: Sequence[object]) -> bool:
     """Return True if `expected` is a subsequence of `seen`."""
     rest = iter(seen)
     return all(value in rest for value in expected)
 
 
-def mean_tokens_per_s(series: Sequence[SeriesPoint], tokens_per_step: int) -> float | None:
+def compute_tokens_per_s(series: Sequence[SeriesPoint], tokens_per_step: int) -> float | None:
     """Return the throughput between the ends of the first and of the last step, recoveries included."""
     ordered = sorted(series, key=lambda point: point.step)
     if len(ordered) < 2 or ordered[-1].at <= ordered[0].at:
@@ -282,11 +299,7 @@ def mean_tokens_per_s(series: Sequence[SeriesPoint], tokens_per_step: int) -> fl
     return tokens_per_step * (ordered[-1].step - ordered[0].step) / (ordered[-1].at - ordered[0].at)
 
 
-def tokens_per_step(spec: Mapping[str, Any]) -> int:
-    return int(spec["batch"]["global_size"]) * int(spec["model"]["seq_len"])
-
-
-def arrows(values: Iterable[object]) -> str:
+def draw_arrows(values: Iterable[object]) -> str:
     return " -> ".join(str(value) for value in values) or "none"
 
 

@@ -22,29 +22,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.cli.follow import follow_job
-from shoal_api.cli.output import Output
 from shoal_api.cli.render.progress import LiveScreen, PlainScreen, Screen
-from shoal_api.client import Client
+from shoal_api.cli.session import Output
+from shoal_api.client import ApiError, Client
 from shoal_api.client.credentials import read_token_file
-from shoal_api.client.errors import ApiError
-from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, start_prometheus
+from shoal_api.demo.processes import ServerProcess, await_ready
 from shoal_api.demo.report import (
     DemoOutcome,
-    Run,
-    failed_checks,
-    layouts,
-    losses,
-    mean_tokens_per_s,
-    report,
-    tokens_per_step,
-    with_detection,
-    world_sizes,
+    add_detection_time,
+    find_failed_checks,
+    find_layouts,
+    find_world_sizes,
+    read_losses,
+    read_run,
+    render_report,
 )
 from shoal_service.cluster.connects import find_free_port
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_service.core.parity import compare
 from shoal_service.core.quantities import count_text
-from shoal_service.views import CheckpointState, JobPatch, JobView
+from shoal_service.views import JobPatch, JobView
 from shoal_workers.contract import StopSpec
 
 if TYPE_CHECKING:
@@ -104,126 +101,88 @@ def make_script(scenario: Scenario, steps: int | None = None) -> Script:
             return Script({**spec, **changes}, ("pp2 x tp2", "fsdp3", "pp2 x tp2"))
 
 
-def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: bool, prometheus: bool = False) -> bool:
-    """Run the demo; return True if all checks passed. Server, cluster and files are removed, except with `keep`.
-    `prometheus`: start one that scrapes the server from the beginning, if it is installed."""
+def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: bool) -> bool:
+    """Run the demo; return True if all checks passed. Server, cluster and files are removed, except with `keep`."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     kept = False
     server: ServerProcess | None = None
-    watcher: PrometheusProcess | None = None
     with _sigterm_as_interrupt():
         try:
             url = f"http://127.0.0.1:{find_free_port()}"
-            _print(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
+            output.note(f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
             server = ServerProcess(_serve_command(url, folder), _environment(keep), folder / "serve.log", outlive=keep)
             await_ready(server, url, output)
-            if prometheus:
-                watcher = _start_prometheus(output, url, folder)
-            at = _Address(url, folder / "state")
-            passed = _show(output, server, at, make_script(scenario, steps))
+            # with the token of this server's owner, whatever else is in the environment
+            with Client(url, token=read_token_file(folder / "state" / ADMIN_TOKEN_FILE)) as client:
+                passed = _show(output, server, client, make_script(scenario, steps))
             kept = keep
             if keep:
-                _print(
-                    output,
+                output.note(
                     f"the server keeps running at {url} (API: {url}/docs). List its jobs: "
                     f"SHOAL_STATE_DIR={folder / 'state'} shoal jobs --url {url}",
                 )
-                if watcher is not None:
-                    _print(output, f"Prometheus: {watcher.url}/graph?g0.expr=shoal_job_loss&g0.tab=0")
-                pids = f"{server.pid} {watcher.pid}" if watcher is not None else str(server.pid)
-                _print(output, f"stop what runs: kill {pids} && rm -r {folder}")
+                output.note(f"stop what runs: kill {server.pid} && rm -r {folder}")
             return passed
         finally:
             if not kept:
-                if watcher is not None:
-                    watcher.stop()
                 scratch = _ray_scratch(folder)
                 if server is not None:
-                    _print(output, "stopping the server and its cluster", "dim")
+                    output.note("stopping the server and its cluster", "dim")
                     server.stop()
                 for leftover in (scratch, folder):
                     if leftover is not None:
                         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _start_prometheus(output: Output, url: str, folder: Path) -> PrometheusProcess | None:
-    try:
-        started = start_prometheus(url, folder / "prometheus", folder / "state" / ADMIN_TOKEN_FILE)
-    except OSError as error:
-        _print(output, f"no Prometheus: {error}", "warn")
-        return None
-    if started is None:
-        _print(
-            output, "no Prometheus: the program `prometheus` is not installed (Debian: apt install prometheus)", "warn"
-        )
-    else:
-        _print(output, f"Prometheus at {started.url} scrapes {url}/metrics", "dim")
-    return started
-
-
-@dataclass(frozen=True)
-class _Address:
-    """Where the demo's server answers, and where its files are."""
-
-    url: str
-    state_dir: Path
-
-    def client(self) -> Client:
-        """Return a client with the token of this server's owner, whatever else is in the environment."""
-        return Client(self.url, token=read_token_file(self.state_dir / ADMIN_TOKEN_FILE))
-
-
-def _show(output: Output, server: ServerProcess, at: _Address, script: Script) -> bool:
+def _show(output: Output, server: ServerProcess, client: Client, script: Script) -> bool:
     spec = script.spec
-    killer = _WorkerKiller(server, at, spec["stop"]["steps"])
-    disturbed = _train(output, at, spec, on_tick=killer.on_tick)
+    killer = _WorkerKiller(server, client, spec["stop"]["steps"])
+    disturbed = _train(output, client, spec, on_tick=killer.on_tick)
     same_steps = {"stop": {"steps": killer.steps}}
-    undisturbed = _train(output, at, {**spec, **same_steps, "name": f"{spec['name']}-undisturbed"})
-    with at.client() as client:
-        runs = [collect(client, job) for job in (disturbed, undisturbed)]
-        outcome = DemoOutcome(
-            state=disturbed.status.state,
-            steps=disturbed.status.step,
-            world_sizes=world_sizes(client.events(disturbed.id)),
-            layouts=layouts(client.events(disturbed.id)),
-            survivors=killer.survivors,
-            incidents=with_detection(client.incidents(disturbed.id), killer.killed_at),
-            comparison=compare(*map(losses, runs), tolerance=TOLERANCE),
-            val_bits_per_byte=disturbed.status.val_bits_per_byte,
-            tokens_per_s=runs[0].tokens_per_s,
-        )
-    broken = failed_checks(outcome, workers=WORKERS, tolerance=TOLERANCE, layouts=script.layouts)
+    undisturbed = _train(output, client, {**spec, **same_steps, "name": f"{spec['name']}-undisturbed"})
+    runs = [read_run(client, job) for job in (disturbed, undisturbed)]
+    outcome = DemoOutcome(
+        state=disturbed.status.state,
+        steps=disturbed.status.step,
+        world_sizes=find_world_sizes(client.events(disturbed.id)),
+        layouts=find_layouts(client.events(disturbed.id)),
+        survivors=killer.survivors,
+        incidents=add_detection_time(client.incidents(disturbed.id), killer.killed_at),
+        comparison=compare(*map(read_losses, runs), tolerance=TOLERANCE),
+        val_bits_per_byte=disturbed.status.val_bits_per_byte,
+        tokens_per_s=runs[0].tokens_per_s,
+    )
+    broken = find_failed_checks(outcome, workers=WORKERS, tolerance=TOLERANCE, layouts=script.layouts)
     if output.as_json:
         for line in broken:
             output.say(line, "bad")
         output.line(outcome.document(), "")
     else:
-        output.document(None, report(outcome, runs[0], runs[1], broken, url=at.url, tolerance=TOLERANCE))
+        output.document(
+            None, render_report(outcome, runs[0], runs[1], broken, url=client.base_url, tolerance=TOLERANCE)
+        )
     return not broken
 
 
 def _train(
     output: Output,
-    at: _Address,
+    client: Client,
     spec: dict[str, Any],
     on_tick: Callable[[Screen], Callable[[JobView], None]] | None = None,
 ) -> JobView:
-    with at.client() as client:
-        job = client.submit(spec)
-    _print(output, f"\njob {job.id}: {spec['name']}, {WORKERS} workers, {count_text(spec['stop']['steps'], 'step')}")
-    screen: Screen = (
-        LiveScreen(output.stdout) if output.live else PlainScreen(lambda text, style: _print(output, text, style))
-    )
-    return follow_job(at.client, job.id, screen, on_tick=on_tick(screen) if on_tick else None)
+    job = client.submit(spec)
+    output.note(f"\njob {job.id}: {spec['name']}, {WORKERS} workers, {count_text(spec['stop']['steps'], 'step')}")
+    screen: Screen = LiveScreen(output.stdout) if output.live else PlainScreen(output.note)
+    return follow_job(client, job.id, screen, on_tick=on_tick(screen) if on_tick else None)
 
 
 class _WorkerKiller:
     """Kills one worker, once, when the job has reported KILL_AT_STEP, and lets the job go on until a new one has
     joined."""
 
-    def __init__(self, server: ServerProcess, at: _Address, steps: int) -> None:
+    def __init__(self, server: ServerProcess, client: Client, steps: int) -> None:
         self._server = server
-        self._at = at
+        self._client = client
         self.steps = steps
         """The number of steps that the job is to complete."""
         self.killed_at: float | None = None
@@ -242,8 +201,7 @@ class _WorkerKiller:
             return
         if job.status.step < KILL_AT_STEP or job.status.state.ended:
             return
-        with self._at.client() as client:
-            group = [worker for worker in client.workers(job.id) if worker.rank is not None]
+        group = [worker for worker in self._client.workers(job.id) if worker.rank is not None]
         victims = [worker for worker in group if worker.rank == KILL_RANK]
         if not victims or not self._server.owns(victims[0].pid):
             return
@@ -258,8 +216,7 @@ class _WorkerKiller:
     def _find_survivors(self, job: JobView) -> None:
         if self.survivors or job.status.generation == self._generation or job.status.state.ended:
             return
-        with self._at.client() as client:
-            now = {worker.pid for worker in client.workers(job.id) if worker.rank is not None}
+        now = {worker.pid for worker in self._client.workers(job.id) if worker.rank is not None}
         self.survivors = tuple(sorted(self._before & now))
 
     def _await_new_worker(self, job: JobView, screen: Screen) -> None:
@@ -269,25 +226,10 @@ class _WorkerKiller:
         if has_joined or job.status.state.ended or job.status.step < self.steps * 3 // 4:
             return
         steps = self.steps * 3 // 2
-        with self._at.client() as client, suppress(ApiError):  # it has just ended
-            client.patch(job.id, JobPatch(stop=StopSpec(steps=steps)))
+        with suppress(ApiError):  # it has just ended
+            self._client.patch(job.id, JobPatch(stop=StopSpec(steps=steps)))
             self.steps = steps
             screen.notice(f"          the new worker has not joined yet: {count_text(steps, 'step')} instead", "warn")
-
-
-def collect(client: Client, job: JobView) -> Run:
-    """Read from the server what the report needs of an ended job."""
-    series = tuple(sorted(client.series(job.id), key=lambda point: point.step))
-    committed = [item for item in client.checkpoints(job.id) if item.state is CheckpointState.COMMITTED]
-    wall_s = job.ended_at - job.started_at if job.ended_at and job.started_at else None
-    return Run(
-        job_id=job.id,
-        series=series,
-        val_bits_per_byte=job.status.val_bits_per_byte,
-        tokens_per_s=mean_tokens_per_s(series, tokens_per_step(DEMO_SPEC)),
-        wall_s=wall_s,
-        checkpoint_url=max(committed, key=lambda checkpoint: checkpoint.step).url if committed else "none",
-    )
 
 
 def _ray_scratch(folder: Path) -> Path | None:
@@ -322,13 +264,6 @@ def _environment(keep: bool) -> dict[str, str]:
     Unless the server is kept, its jobs are thrown away with it, so it does not save them when it stops."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_") and key != "RAY_ADDRESS"}
     return {**kept, "PYTHONUNBUFFERED": "1", **({} if keep else {"SHOAL_STOP_S": "0"})}
-
-
-def _print(output: Output, text: str, style: str = "plain") -> None:
-    if output.as_json:
-        output.say(text, style)
-    else:
-        output.line(None, text, style)
 
 
 @contextmanager

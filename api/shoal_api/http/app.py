@@ -15,27 +15,15 @@ from functools import partial
 from fastapi import FastAPI
 
 from shoal_api.http import problems
-from shoal_api.http.access.authentication import Authentication, Authenticator, LoginNeeded, declarations, to_login
+from shoal_api.http.access.authentication import Authentication, Authenticator
 from shoal_api.http.access.limits import Limiter, Limits
+from shoal_api.http.access.needs import LoginNeeded, declarations, redirect_to_login
 from shoal_api.http.changes import watch_other_writers
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.edge import Edge
 from shoal_api.http.json_router import JsonRouter
 from shoal_api.http.openapi import build_openapi
-from shoal_api.http.routes import (
-    access,
-    artifacts,
-    attempts,
-    clusters,
-    histories,
-    job_tables,
-    jobs,
-    operations,
-    overviews,
-    pages,
-    quotas,
-    specs,
-)
+from shoal_api.http.routes import access, artifacts, attempts, clusters, histories, job_tables, jobs, operations, pages
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
 from shoal_service.control.job_storage import JobStorage
@@ -43,11 +31,12 @@ from shoal_service.control.oidc import Issuer
 from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.control.supervisor_reports import Reception
+from shoal_service.core.retention import Kind
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
-from shoal_service.telemetry.tallies import RemovalTallies, RequestMetrics
+from shoal_service.telemetry.tallies import Count, RequestMetrics
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 
 _DESCRIPTION = (
@@ -62,15 +51,15 @@ _ROUTERS: tuple[JsonRouter, ...] = (  # first those that programs ask all the ti
     jobs.router,
     jobs.lifecycle_router,
     job_tables.router,
-    specs.sweep_router,
+    jobs.sweep_router,
     histories.router,
     artifacts.checkpoint_router,
     artifacts.router,
-    overviews.router,
+    job_tables.overview_router,
     job_tables.curve_router,
     histories.inspection_router,
-    specs.router,
-    quotas.router,
+    jobs.spec_router,
+    operations.quota_router,
     operations.node_router,
     operations.cluster_router,
     operations.router,
@@ -119,7 +108,7 @@ def create_app(
         allowed_hosts: names that a request may be for, in lower case; addresses and localhost always are.
     """
     storage = JobStorage(checkpoint_url)
-    retention = retention or RetentionCollector(store, storage, SystemClock(), RetentionConfig(), RemovalTallies())
+    retention = retention or RetentionCollector(store, storage, SystemClock(), RetentionConfig(), Count(Kind))
     authenticator = Authenticator(store, issuer=issuer)
     context = Context(
         authenticator=authenticator,
@@ -168,8 +157,8 @@ def create_app(
     app.state.changes = context.changes
     app.openapi = partial(build_openapi, app)  # type: ignore[method-assign]
     problems.install(app)
-    app.add_exception_handler(LoginNeeded, to_login)
-    app.router.routes.extend(attempts.direct_routes(context))
+    app.add_exception_handler(LoginNeeded, redirect_to_login)
+    app.router.routes.extend(attempts.direct_routes())
     for router in _ROUTERS:
         app.router.routes.extend(router.api_router.routes)  # `include_router` would make each of them again
     app.state.operations = {verb: operation for router in _ROUTERS for verb, operation in router.operations.items()}

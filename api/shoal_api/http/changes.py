@@ -1,13 +1,13 @@
 """Changes: coroutines wait here until a job has changed, without a thread or a database connection.
 
 The store calls `notify` after each commit, on the committing thread, and `watch_other_writers` after a commit of
-another process. A waiting coroutine reads nothing until then. To miss no change: arm, read, then wait.
+another process. A waiting coroutine reads nothing until then. To miss no change: clear, read, then wait.
 
     with changes.watching(job_id) as watch:
         while not changes.closing:
-            watch.arm()
+            watch.clear()
             ... read the store ...
-            await watch.wait(timeout_s)
+            await watch.wait_at_most(timeout_s)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from starlette.concurrency import run_in_threadpool
 
@@ -36,29 +36,25 @@ class Changes:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watches: dict[str | None, set[Watch]] = {}
-        self._closed = False
+        self.closing = False
         self._closers: list[Callable[[], None]] = []
 
     def open(self) -> None:
-        """Called on the serving loop before the first request."""
+        """Begin to notify. Call it on the serving loop before the first request."""
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        """Ends every stream and long poll; later waits return immediately. Called on the serving loop."""
-        self._closed = True
+        """End every stream and long poll; later waits return immediately. Call it on the serving loop."""
+        self.closing = True
         for close in self._closers:
             close()
         for watches in self._watches.values():
             for watch in watches:
-                watch.wake()
+                watch.set()
 
     def when_closed(self, close: Callable[[], None]) -> None:
-        """Registers a function that `close` calls."""
+        """Register a function that `close` calls."""
         self._closers.append(close)
-
-    @property
-    def closing(self) -> bool:
-        return self._closed
 
     @property
     def num_watches(self) -> int:
@@ -66,12 +62,10 @@ class Changes:
         return sum(len(watches) for job_id, watches in self._watches.items() if job_id != NO_JOB)
 
     def notify(self, job_id: str) -> None:
-        """Thread-safe: the job has changed, and the change is committed."""
-        if self._watches and self._loop is not None and not self._loop.is_closed():
-            try:
+        """Wake those who watch the job, whose change is committed. Thread-safe."""
+        if self._watches and self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: no coroutine waits
                 self._loop.call_soon_threadsafe(self._wake, job_id)
-            except RuntimeError:  # the loop was closed after the check: no coroutine waits
-                pass
 
     @contextmanager
     def watching(self, job_id: str | None) -> Iterator[Watch]:
@@ -89,37 +83,27 @@ class Changes:
     def _wake(self, job_id: str) -> None:
         for key in (job_id, None):
             for watch in self._watches.get(key, ()):
-                watch.wake()
+                watch.set()
 
 
-class Watch:
-    """What one waiting coroutine watches: whether a change has happened since `arm`."""
+class Watch(asyncio.Event):
+    """Set once there was a change since it was cleared. One coroutine waits for it."""
 
     def __init__(self, changes: Changes) -> None:
+        super().__init__()
         self._changes = changes
-        self._event = asyncio.Event()
 
-    def arm(self) -> None:
-        self._event.clear()
-
-    def wake(self) -> None:
-        self._event.set()
-
-    async def wait(self, timeout_s: float) -> bool:
-        """Waits for the next change after `arm`, the time-out, or the closing of the application. Whether there was a
-        change."""
-        if self._changes.closing or timeout_s <= 0:
-            return self._event.is_set()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            pass
-        return self._event.is_set()
+    async def wait_at_most(self, timeout_s: float) -> bool:
+        """Wait for a change, the time-out, or the closing of the application. Return True if there was a change."""
+        if not self._changes.closing and timeout_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self.wait()
+        return self.is_set()
 
 
 async def watch_other_writers(changes: Changes, store: Store, nodes_of: Callable[[], object], reread_s: float) -> None:
-    """Notifies what other processes commit, until it is cancelled: one query in `reread_s` seconds for all open streams
+    """Notify what other processes commit, until it is cancelled: one query in `reread_s` seconds for all open streams
     and long polls together, and none without any.
 
     The store notifies the commits of this process. With several control planes on one database, the one that holds the

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
+from collections.abc import Mapping
 
 from starlette.responses import Response
 
@@ -27,7 +28,12 @@ def entity_tag(spec_tag: str, representation: bytes) -> str:
 def tagged(representation: str, if_none_match: str | None) -> Response:
     """Return the JSON with its checksum as ETag, or 304 if the client has it already."""
     body = representation.encode()
-    return _answer(body, f'"{hashlib.sha256(body).hexdigest()[:16]}"', if_none_match)
+    return answer_unless_unchanged(body, make_etag(body), if_none_match)
+
+
+def make_etag(body: bytes) -> str:
+    """Return the checksum of a body as ETag."""
+    return f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
 
 def is_unchanged(if_none_match: str, tag: str) -> bool:
@@ -53,13 +59,19 @@ def job_response(
 ) -> Response:
     """Return the response with the job and its ETag, or 304 if the client has it already."""
     body = job.model_dump_json().encode()
-    return _answer(body, entity_tag(job.etag, body), if_none_match, status, headers)
+    return answer_unless_unchanged(body, entity_tag(job.etag, body), if_none_match, status, headers)
 
 
-def _answer(
-    body: bytes, tag: str, if_none_match: str | None, status: int = 200, headers: dict[str, str] | None = None
+def answer_unless_unchanged(
+    body: bytes,
+    tag: str,
+    if_none_match: str | None,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    media_type: str = "application/json",
 ) -> Response:
-    always = {"ETag": tag, "Cache-Control": "no-cache"}
-    if if_none_match is not None and is_unchanged(if_none_match, tag):
-        return Response(status_code=304, headers=always)
-    return Response(body, status, always | (headers or {}), media_type="application/json")
+    """Return the body with its ETag, or 304 if the client has it already."""
+    headers = {"Cache-Control": "no-cache", **(headers or {}), "ETag": tag}
+    if status == 200 and if_none_match is not None and is_unchanged(if_none_match, tag):
+        return Response(status_code=304, headers=headers)
+    return Response(body, status, headers, media_type=media_type)

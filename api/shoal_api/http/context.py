@@ -1,4 +1,4 @@
-"""Context: the objects that routes use. `create_app` makes it and passes it to each route; there is no global state."""
+"""The objects that routes use. `create_app` makes a `Context` and passes it to each route; there is no global state."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from fastapi import Request
-
 from shoal_api.http.access.authentication import Authenticator
 from shoal_api.http.changes import Changes
 from shoal_api.http.followers import OverviewReader
-from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
+from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.control.job_storage import JobStorage, Verifications
 from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector
@@ -77,7 +75,7 @@ class Context:
     """Returns the problems of a service that is ready all the same. Called on worker threads; it must answer from
     memory."""
     exposure: str = ""
-    """What the code of jobs can read of the service, in words; empty: nothing that is not its own."""
+    """A warning about what job code can read of the service; empty if it can read nothing."""
     grafana_url: str = ""
     places: AllowedPlaces = EVERYWHERE
     """What the paths and URLs of a spec may name."""
@@ -97,8 +95,3 @@ class Context:
         nodes = self.cluster.snapshot().nodes
         profiles = tuple(self.profiles.values())
         return SubmitContext(profiles=profiles, nodes=nodes, note=note, places=self.places, webhooks=self.webhooks)
-
-
-def wants_events(request: Request) -> bool:
-    """Return whether the client accepts server-sent events."""
-    return EVENT_STREAM in request.headers.get("accept", "")

@@ -17,20 +17,17 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal_api.http.access.request_scope import OPEN_ENDED, SAFE_METHODS, STREAM
 from shoal_api.http.problems import CrossOrigin, Internal, UnknownHost, problem_response
+from shoal_service.problems import ServiceError
 from shoal_service.telemetry.tallies import RequestMetrics
 
 _log = logging.getLogger(__name__)
-OPEN_ENDED = "shoal.open_ended"
-"""Key of the scope that a route sets to STREAM or POLL if its answer lasts as long as the client waits."""
-STREAM, POLL = "stream", "poll"
 CLIENT_GONE = 499
 """The status that the log has, as nginx's does, for an answer that no client receives."""
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_METHODS = _SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
+_METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 
 
 class Edge:
@@ -53,25 +50,16 @@ class Edge:
                 status = message["status"]
                 if scope.get(OPEN_ENDED) == STREAM:
                     is_streaming = True
-                    self._requests.stream_opened()
+                    self._requests.streams.add()
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         try:
-            if not is_own_host(dict(scope["headers"]).get(b"host", b""), self._allowed_hosts):
-                detail = (
-                    "The header Host names another server. Add the name to SHOAL_ALLOWED_HOSTS if it is this one's."
-                )
-                refusal = problem_response(UnknownHost(detail), scope["path"])
-                await refusal(scope, receive, send_with_headers)
-            elif _is_cross_origin_change(scope):
-                detail = "A web page of another origin must not change anything here: Origin and Host differ."
-                refusal = problem_response(CrossOrigin(detail), scope["path"])
-                await refusal(scope, receive, send_with_headers)
-            else:
-                await self._app(scope, receive, send_with_headers)
+            refusal = self._find_refusal(scope)
+            answer = self._app if refusal is None else problem_response(refusal, scope["path"])
+            await answer(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = status or CLIENT_GONE  # it left before its body was complete
         except Exception:
@@ -80,14 +68,24 @@ class Edge:
             _log.exception("http.unexpected_error", extra=request)
             if status:
                 raise  # too late for an answer: a closed connection shows the client that it is incomplete
-            await _unexpected(scope, error_id)(scope, receive, send_with_headers)
+            failure = Internal(f"The service has failed. Its log holds the cause under {error_id}.")
+            await problem_response(failure, scope["path"], error_id)(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             if is_streaming:
-                self._requests.stream_closed()
+                self._requests.streams.add(amount=-1)
             seconds = None if OPEN_ENDED in scope else time.monotonic() - started_mono
             self._requests.observe(method, route, status, seconds)
+
+    def _find_refusal(self, scope: Scope) -> ServiceError | None:
+        if not is_own_host(dict(scope["headers"]).get(b"host", b""), self._allowed_hosts):
+            return UnknownHost(
+                "The header Host names another server. Add the name to SHOAL_ALLOWED_HOSTS if it is this one's."
+            )
+        if _is_cross_origin_change(scope):
+            return CrossOrigin("A web page of another origin must not change anything here: Origin and Host differ.")
+        return None
 
 
 @lru_cache(maxsize=1024)
@@ -110,7 +108,7 @@ def is_own_host(header: bytes, allowed: frozenset[str]) -> bool:
 
 
 def _is_cross_origin_change(scope: Scope) -> bool:
-    if scope["method"] in _SAFE_METHODS:
+    if scope["method"] in SAFE_METHODS:
         return False
     headers = dict(scope["headers"])
     origin = headers.get(b"origin")
@@ -120,8 +118,3 @@ def _is_cross_origin_change(scope: Scope) -> bool:
         return bool(urlsplit(origin).netloc.lower() != headers.get(b"host", b"").lower())
     except ValueError:
         return True
-
-
-def _unexpected(scope: Scope, error_id: str) -> Response:
-    detail = f"The service has failed. Its log holds the cause under {error_id}."
-    return problem_response(Internal(detail), scope["path"], error_id)

@@ -1,4 +1,4 @@
-"""The sources of streams: the events of a job, its log, the job itself, the list of jobs, the overviews. They implement
+"""The sources of streams: the events of a job, its log, the job itself, the list of jobs, the overviews. Each is a
 `streams.Follower`; the routes make one for each stream.
 
 The stream of a job's overview first sends everything, then what has changed, as one server-sent event per part:
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +24,9 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
-from shoal_api.answers import EventPage, StreamEnd, log_source
-from shoal_api.http.streams import Batch, ThreadFollower, sse_event
-from shoal_service.store import Store, curves, histories
+from shoal_api.answers import EventPage, StreamEnd, find_log_source
+from shoal_api.http.streams import Batch, sse_event
+from shoal_service.store import Store, checkpoint_rows, curves, histories
 from shoal_service.views import LogView
 from shoal_workers.contract import JobState
 
@@ -74,91 +74,63 @@ def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
     return EventPage(items=events, next_after=next_after, ended=ended and len(events) < limit)
 
 
-@dataclass(slots=True)
-class EventFollower(ThreadFollower):
-    """Sends every event after a number, without gaps; the number is the SSE id."""
-
-    store: Store
-    job_id: str
-    after: int
-
-    def read_now(self) -> Batch:
-        page = read_events(self.store, self.job_id, self.after, _BATCH)
-        self.after = page.next_after
+def follow_events(store: Store, job_id: str, after: int) -> Iterator[Batch]:
+    """Send every event after a number, without gaps; the number is the SSE id."""
+    while True:
+        page = read_events(store, job_id, after, _BATCH)
+        after = page.next_after
         chunks = [sse_event(event.model_dump_json(), event_id=event.seq) for event in page.items]
         if page.ended:
-            chunks.append(_end(self.store, self.job_id))
-        return Batch(tuple(chunks), more=len(page.items) == _BATCH, ended=page.ended)
+            chunks.append(_end_event(store.get_job(job_id).status.state))
+        yield Batch(tuple(chunks), more=len(page.items) == _BATCH, ended=page.ended)
 
 
-@dataclass(slots=True)
-class LogFollower(ThreadFollower):
-    """Sends every line of the log after a number, as server-sent events or as plain text."""
-
-    store: Store
-    job_id: str
-    lines: LogSelection
-    plain: bool
-
-    def read_now(self) -> Batch:
-        state = self.store.get_job(self.job_id).status.state
-        logs, after = read_lines(self.store, self.job_id, self.lines, _BATCH)
-        more = self.lines.tail is None and len(logs) == _BATCH
-        self.lines = replace(self.lines, after=after, tail=None)  # the next lines are new ones
+def follow_log(store: Store, job_id: str, lines: LogSelection, *, plain: bool) -> Iterator[Batch]:
+    """Send every line of the log after a number, as server-sent events or as plain text."""
+    while True:
+        state = store.get_job(job_id).status.state
+        logs, after = read_lines(store, job_id, lines, _BATCH)
+        more = lines.tail is None and len(logs) == _BATCH
+        lines = replace(lines, after=after, tail=None)  # the next lines are new ones
         ended = state.ended and not more
-        if self.plain:
-            return Batch(tuple(plain_line(line).encode() for line in logs), more=more, ended=ended)
-        chunks = [sse_event(line.model_dump_json(), event_id=line.seq) for line in logs]
-        return Batch((*chunks, _end(self.store, self.job_id)) if ended else tuple(chunks), more=more, ended=ended)
+        if plain:
+            chunks = [plain_line(line).encode() for line in logs]
+        else:
+            chunks = [sse_event(line.model_dump_json(), event_id=line.seq) for line in logs]
+            chunks += [_end_event(state)] if ended else []
+        yield Batch(tuple(chunks), more=more, ended=ended)
 
 
-@dataclass(slots=True)
-class DocumentFollower(ThreadFollower):
-    """Sends a document after each change of it, as events of one name."""
-
-    event: str
-    read_document: Callable[[], str]
-    _sent: str = ""
-
-    def read_now(self) -> Batch:
-        document = self.read_document()
-        if document == self._sent:
-            return Batch(())
-        self._sent = document
-        return Batch((sse_event(document, event=self.event),))
+def follow_document(event: str, read_document: Callable[[], str]) -> Iterator[Batch]:
+    """Send a document after each change of it, as events of one name."""
+    sent = ""
+    while True:
+        document = read_document()
+        yield Batch((sse_event(document, event=event),) if document != sent else ())
+        sent = document
 
 
-@dataclass(slots=True)
-class JobFollower(ThreadFollower):
-    """Sends the job after each change, as events `job`, until its end."""
-
-    store: Store
-    job_id: str
-    _sent: str = ""
-
-    def read_now(self) -> Batch:
-        job = self.store.get_job(self.job_id)
+def follow_job(store: Store, job_id: str) -> Iterator[Batch]:
+    """Send the job after each change, as events `job`, until its end."""
+    sent = ""
+    while True:
+        job = store.get_job(job_id)
         state, document = job.status.state, job.model_dump_json()
-        chunks = [] if document == self._sent else [sse_event(document, event="job")]
-        self._sent = document
-        if state.ended:
-            chunks.append(end_event(state))
-        return Batch(tuple(chunks), ended=state.ended)
+        chunks = [sse_event(document, event="job")] if document != sent else []
+        chunks += [_end_event(state)] if state.ended else []
+        yield Batch(tuple(chunks), ended=state.ended)
+        sent = document
 
 
 def plain_line(line: LogView) -> str:
     """Return one line of a log for people. The text comes from users' code, so control characters are replaced."""
     text = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line.text.rstrip("\r\n"))
-    return f"[{log_source(line)}] {text}\n"
+    return f"[{find_log_source(line)}] {text}\n"
 
 
-def end_event(state: JobState) -> bytes:
+def _end_event(state: JobState) -> bytes:
     """Return the last event of a stream about a job that has ended."""
     return sse_event(StreamEnd(state=state).model_dump_json(), event="end")
-
-
-def _end(store: Store, job_id: str) -> bytes:
-    return end_event(store.get_job(job_id).status.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,23 +187,18 @@ class OverviewReader:
             return await run_in_threadpool(_read_after, self._store, *question)
 
 
-@dataclass(slots=True)
-class OverviewFollower:
-    """Sends the overview of one job to one client. A `streams.Follower`."""
-
-    reader: OverviewReader
-    job_id: str
-    position: Position
-    logs: bool
-
-    async def read(self) -> Batch:
-        before = self.position
-        state, chunks, after = await self.reader.read((self.job_id, before, self.logs))
-        more = after.event - before.event >= _NEW_AT_ONCE or (self.logs and after.log - before.log >= _NEW_AT_ONCE)
-        self.position = replace(after, version=None) if more else after
-        if state.ended and not more:
-            chunks = (*chunks, end_event(state))
-        return Batch(chunks, more=more, ended=state.ended and not more)
+async def follow_overview(
+    reader: OverviewReader, job_id: str, position: Position, *, logs: bool
+) -> AsyncIterator[Batch]:
+    """Send the overview of one job to one client."""
+    while True:
+        before = position
+        state, chunks, position = await reader.read((job_id, before, logs))
+        more = position.event - before.event >= _NEW_AT_ONCE or (logs and position.log - before.log >= _NEW_AT_ONCE)
+        ended = state.ended and not more
+        yield Batch((*chunks, _end_event(state)) if ended else chunks, more=more, ended=ended)
+        if more:
+            position = replace(position, version=None)
 
 
 def _read_after(store: Store, job_id: str, position: Position, logs: bool) -> _Part:
@@ -262,7 +229,9 @@ def _parts(
     documents = {
         "incidents": to_json(store.reading(histories.read_incidents)(job_id, newest=histories.MAX_INCIDENTS)).decode(),
         "workers": to_json(store.reading(histories.read_workers)(job_id)).decode(),
-        "checkpoints": to_json(store.reading(histories.read_newest_checkpoints)(job_id)).decode(),
+        "checkpoints": to_json(
+            store.reading(checkpoint_rows.read_checkpoints)(job_id, newest=histories.MAX_CHECKPOINTS)
+        ).decode(),
     }
     checksums = tuple(zlib.crc32(text.encode()) for text in documents.values())
     for (name, text), before, now in zip(documents.items(), position.documents, checksums, strict=True):

@@ -1,5 +1,5 @@
-"""Routes that answer with JSON documents, the bodies of their requests, and the parameters that several routes have.
-Each is declared in one place, from which the OpenAPI document is made too.
+"""Routes that answer with JSON documents, and the parameters that several routes have. Each is declared in one place,
+from which the OpenAPI document is made too.
 
     router = JsonRouter("/v1/users", "scheduling")
 
@@ -17,9 +17,7 @@ Each is declared in one place, from which the OpenAPI document is made too.
 The transaction is no dependency with `yield`: FastAPI would enter and leave it on other threads than the function's.
 The JSON is not left to FastAPI, which checks it again on one more thread: that costs a third of a small request.
 
-A body is read with its media type, size, encoding, and the resource that it describes; parameters that the route does
-not have are refused. Hostile requests end early: 415 before anything is read, 413 before too much is read. Job specs
-are parsed by `control/spec_io.py`, for the command line too.
+Parameters that the route does not have are refused. The bodies of requests are read by `request_bodies.py`.
 """
 
 from __future__ import annotations
@@ -31,30 +29,32 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from fastapi import APIRouter, Depends, Header, Path, Query
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import Response
 
-from shoal_api.http.access.authentication import Needs, read_principal
-from shoal_api.http.access.limits import LIMITER, Limiter, SizeLimit
+from shoal_api.http.access.authentication import read_principal
+from shoal_api.http.access.needs import Needs
 from shoal_api.http.context import Context
-from shoal_api.http.problems import BadDocument, BodyTooLarge, InvalidRequest, UnsupportedMediaType
-from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
+from shoal_api.http.problems import InvalidRequest
+from shoal_api.http.request_bodies import JsonBody
+from shoal_api.http.streams import EVENT_STREAM
 from shoal_service.core.access import Permission, Principal
-from shoal_service.core.selection import MAX_SELECTORS, InvalidSelector, LabelSelector
-from shoal_service.core.where.language import InvalidCondition, Selection
+from shoal_service.core.where.language import MAX_SELECTORS, InvalidCondition, InvalidSelector, LabelSelector, Selection
 from shoal_service.problems import ServiceError
 from shoal_service.store import Transaction
 from shoal_service.store.job_lists import FleetQuery, JobOrder
-from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import JobView
-from shoal_workers.contract import CLUSTER_PATTERN, JobSpec, JobState
-from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
+from shoal_workers.contract import CLUSTER_PATTERN, JobState
+from shoal_workers.contract.checks.spec_errors import SpecProblem, unknown_name
+
+
+def wants_events(request: Request) -> bool:
+    """Return whether the client accepts server-sent events."""
+    return EVENT_STREAM in request.headers.get("accept", "")
+
 
 MAX_SEQ = 2**63 - 1
 MAX_CHOSEN = 500
@@ -91,134 +91,12 @@ Order = Annotated[JobOrder, Query(description="Used if `sort` names nothing. Job
 Descending = Annotated[bool, Query(description="The largest, or newest, first.")]
 
 
-def selection_of(where: str, sort: str, columns: str, *, archived: bool, now: float) -> Selection:
+def parse_selection(where: str, sort: str, columns: str, *, archived: bool, now: float) -> Selection:
     """Parse what selects and orders jobs. Raises InvalidRequest, whose detail shows the place of the mistake."""
     try:
         return Selection.parse(where, sort, columns, with_archived=archived, now=now)
     except InvalidCondition as error:
         raise InvalidRequest(str(error)) from None
-
-
-JSON_TYPES = ("application/json",)
-PATCH_TYPES = ("application/json", "application/merge-patch+json")
-YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
-
-
-async def read_spec(request: Request) -> JobSpec:
-    """Read a job spec in JSON or YAML.
-
-    Raises:
-        SpecError: with everything that is wrong with it as a spec.
-        UnsupportedMediaType, BodyTooLarge, BadDocument
-    """
-    media_type = require_media_type(request, JSON_TYPES + YAML_TYPES)
-    document, lines = await _decoded(request, SpecFormat.YAML if media_type in YAML_TYPES else SpecFormat.JSON)
-    return await run_in_threadpool(parse_document, document, lines)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JsonBody:
-    """A dependency: the JSON body as a value of `model`.
-
-    Raises:
-        UnsupportedMediaType, BodyTooLarge, BadDocument
-        `invalid`: with every error, if the document does not fit the model.
-    """
-
-    model: type[BaseModel]
-    example: dict[str, Any]
-    """For the OpenAPI document."""
-    media_types: tuple[str, ...] = JSON_TYPES
-    required: bool = True
-    """False: a request without a body has the defaults of the model."""
-    invalid: type[ServiceError] = InvalidRequest
-
-    async def __call__(self, request: Request) -> BaseModel:
-        if not self.required and "content-type" not in request.headers:
-            await require_no_body(request)
-            return self.model()
-        require_media_type(request, self.media_types)
-        document, _ = await _decoded(request, SpecFormat.JSON)
-        try:
-            return await run_in_threadpool(self.model.model_validate, document)
-        except ValidationError as error:
-            problems = await run_in_threadpool(validation_problems, self.model, document, error)
-            raise self.invalid("The body is not valid; see errors.", problems) from None
-
-
-def body(model: type[BaseModel], example: dict[str, Any], **options: Any) -> Any:
-    """Return the dependency for a parameter that is the body: `Annotated[UserRules, body(UserRules, {...})]`."""
-    return Depends(JsonBody(model, example, **options))
-
-
-SPEC = JsonBody(
-    JobSpec,
-    {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}},
-    (*JSON_TYPES, *YAML_TYPES[:1]),
-)
-"""Describes the body that `read_spec` reads."""
-
-
-async def _decoded(request: Request, spec_format: SpecFormat) -> tuple[Any, Lines]:
-    """Read and parse the body, on a thread because a large document takes long enough to delay other requests."""
-    text = _text_of(await read_body(request, Limit.BODY_BYTES))
-    try:
-        return await run_in_threadpool(decode, text, spec_format)
-    except SpecError as error:
-        raise BadDocument(str(error), error.problems) from None
-
-
-def require_media_type(request: Request, media_types: tuple[str, ...]) -> str:
-    given = request.headers.get("content-type", "")
-    media_type = given.partition(";")[0].strip().lower()
-    if media_type not in media_types:
-        shown = f"is {given[:80]!r}" if given else "is missing"
-        raise UnsupportedMediaType(f"Content-Type {shown}; use {' or '.join(media_types)}.")
-    return media_type
-
-
-async def read_body(request: Request, limit: SizeLimit) -> bytes:
-    """Read the body. Raises BodyTooLarge if it is larger than the limit."""
-    limiter: Limiter = request.scope[LIMITER]
-    received = await _up_to(request, limiter.most_bytes(limit))
-    if received is None:
-        raise limiter.too_large(limit)
-    return received
-
-
-async def read_at_most(request: Request, max_bytes: int) -> bytes:
-    """Read the body of a route whose limit is no setting. Raises BodyTooLarge if the body is larger."""
-    received = await _up_to(request, max_bytes)
-    if received is None:
-        raise BodyTooLarge(f"The body has more than {max_bytes} bytes.")
-    return received
-
-
-async def _up_to(request: Request, max_bytes: int) -> bytes | None:
-    """Read the body; None if it is larger."""
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
-        return None
-    chunks = bytearray()
-    async for chunk in request.stream():
-        chunks += chunk
-        if len(chunks) > max_bytes:
-            return None
-    return bytes(chunks)
-
-
-async def require_no_body(request: Request) -> None:
-    """Raises BodyTooLarge if the request has a body."""
-    async for chunk in request.stream():
-        if chunk:
-            raise BodyTooLarge("This request has no body.")
-
-
-def _text_of(body: bytes) -> str:
-    try:
-        return body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadDocument(f"The body is not UTF-8: byte {error.start} is invalid.") from None
 
 
 async def refuse_unknown_query(request: Request) -> None:
@@ -296,7 +174,7 @@ class JsonRouter:
                 options["response_class"] = Response
             self.api_router.add_api_route(
                 path,
-                _answering(function, status, is_empty=model is type(None)),
+                _wrap_route(function, status, is_empty=model is type(None)),
                 methods=[method],
                 dependencies=[Depends(needed)],
                 summary=summary,
@@ -322,7 +200,7 @@ def json_response(document: Any, status: int = 200, headers: dict[str, str] | No
     return Response(content, status, headers, media_type="application/json")
 
 
-def _answering(function: Callable[..., Any], status: int, *, is_empty: bool) -> Callable[..., Any]:
+def _wrap_route(function: Callable[..., Any], status: int, *, is_empty: bool) -> Callable[..., Any]:
     """Make the function answer with a response, and a `def` open the transactions that it is passed."""
 
     def response_with(answer: Any) -> Response:
@@ -448,7 +326,7 @@ async def _jobs_filter(
         labels=labels,
         cluster=cluster,
         ids=frozenset(job),
-        selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
+        selection=parse_selection(where, sort, columns, archived=archived or bool(job), now=context.clock()),
     )
 
 

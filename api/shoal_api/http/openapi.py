@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from shoal_api.answers import Problem
-from shoal_api.http.json_router import JsonBody, Operation
+from shoal_api.http.json_router import Operation
 from shoal_api.http.problems import (
     BadDocument,
     BodyTooLarge,
@@ -25,6 +25,7 @@ from shoal_api.http.problems import (
     UnknownHost,
     UnsupportedMediaType,
 )
+from shoal_api.http.request_bodies import JsonBody
 from shoal_service.core.access import Permission
 from shoal_service.problems import ProblemKind, ServiceError, Unauthenticated, problem_kinds
 from shoal_service.store import StoreUnavailable

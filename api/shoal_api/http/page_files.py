@@ -25,6 +25,8 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
+from shoal_api.http.conditional import make_etag
+
 _OWN = re.compile(rb'(href|src)="/static/(\w[\w.-]*)"')
 _SCRIPT = re.compile(r'<script src="/static/([\w-]+\.js)" type="module"></script>\n?')
 _IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"\./([\w-]+\.js)";', re.M)
@@ -34,63 +36,58 @@ _BUNDLE = ".page.js"
 
 
 @cache
-def sources() -> Mapping[str, bytes]:
+def read_sources() -> Mapping[str, bytes]:
     """Return the files by name, as they are written."""
     return {part.name: part.read_bytes() for part in files("shoal_api.http").joinpath("static").iterdir()}
 
 
 @cache
-def digest() -> str:
+def compute_digest() -> str:
     """Return the part of addresses that changes with any file."""
     hasher = hashlib.sha256()
-    for name, body in sorted(sources().items()):
+    for name, body in sorted(read_sources().items()):
         hasher.update(f"{name} {len(body)} ".encode() + body)
     return hasher.hexdigest()[:16]
 
 
 @cache
-def served(name: str) -> tuple[bytes, str]:
+def read_served(name: str) -> tuple[bytes, str]:
     """Return the bytes and the ETag of a file, of the modules of a page (`NAME.page.js`), or of a page, in which the
     names of files stand for their addresses. Raises KeyError if there is no such file."""
     if name.endswith(_BUNDLE):
-        joined = _joined(f"{name.removesuffix(_BUNDLE)}.html")
-        if joined is None:
+        modules_text = _join_page(f"{name.removesuffix(_BUNDLE)}.html")
+        if modules_text is None:
             raise KeyError(name)
-        body = joined.encode()
+        body = modules_text.encode()
     else:
-        body = sources()[name]
+        body = read_sources()[name]
         if name.endswith(".html"):
             body = _with_addresses(name)
     return body, make_etag(body)
 
 
-def make_etag(body: bytes) -> str:
-    """Return the ETag of a body."""
-    return f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-
-
 @cache
-def compressed(name: str) -> bytes:
-    """Return what `served` returns, compressed by gzip."""
-    return gzip.compress(served(name)[0], compresslevel=6, mtime=0)
+def compress_served(name: str) -> bytes:
+    """Return what `read_served` returns, compressed by gzip."""
+    return gzip.compress(read_served(name)[0], compresslevel=6, mtime=0)
 
 
 def _with_addresses(page: str) -> bytes:
-    text = sources()[page].decode()
+    text = read_sources()[page].decode()
     for library in LIBRARIES:
         text = text.replace(f"/static/vendor/{library.name}", library.url)
-    if _SCRIPT.search(text) and _joined(page) is not None:
+    if _SCRIPT.search(text) and _join_page(page) is not None:
         bundle = f"/static/{page.removesuffix('.html')}{_BUNDLE}"
         text = _SCRIPT.sub("", text).replace("</head>", f'<script src="{bundle}" type="module"></script>\n</head>', 1)
-    return _OWN.sub(rb'\1="/static/%s/\2"' % digest().encode(), text.encode())
+    return _OWN.sub(rb'\1="/static/%s/\2"' % compute_digest().encode(), text.encode())
 
 
 @cache
-def _joined(page: str) -> str | None:
-    return joined(_SCRIPT.findall(sources()[page].decode()), sources())
+def _join_page(page: str) -> str | None:
+    return join_modules(_SCRIPT.findall(read_sources()[page].decode()), read_sources())
 
 
-def joined(entries: Iterable[str], modules: Mapping[str, bytes]) -> str | None:
+def join_modules(entries: Iterable[str], modules: Mapping[str, bytes]) -> str | None:
     """Return modules and all that they import as one, each in a function that returns what it exports; None if one of
     them uses a form of import or export that this does not know, or imports in a circle."""
     bundle = _Bundle(modules)
@@ -121,22 +118,24 @@ class _Bundle:
         text = self._modules[name].decode()
         for match in _IMPORT.finditer(text):
             self.add(match[2], (*within, name))
-            wanted = {bound_name.partition(" as ")[0].strip() for bound_name in (match[1] or "").split(",")} - {""}
-            if not wanted <= self._exported[match[2]]:
+            imported_names = {bound_name.partition(" as ")[0].strip() for bound_name in (match[1] or "").split(",")} - {
+                ""
+            }
+            if not imported_names <= self._exported[match[2]]:
                 raise _UnknownFormError
         self._exported[name] = {match[2] for match in _EXPORT.finditer(text)}
-        text = _EXPORT.sub(r"\1 \2", _IMPORT.sub(_binding, text))
+        text = _EXPORT.sub(r"\1 \2", _IMPORT.sub(_make_binding, text))
         if _OTHER_FORM.search(text):
             raise _UnknownFormError
         names = ", ".join(sorted(self._exported[name]))
-        self.parts[name] = f"// {name}\nconst {_variable(name)} = (() => {{\n{text}return {{ {names} }};\n}})();"
+        self.parts[name] = f"// {name}\nconst {_make_variable(name)} = (() => {{\n{text}return {{ {names} }};\n}})();"
 
 
-def _binding(match: re.Match[str]) -> str:
-    return f"const {{{(match[1] or '').replace(' as ', ': ')}}} = {_variable(match[2])};"
+def _make_binding(match: re.Match[str]) -> str:
+    return f"const {{{(match[1] or '').replace(' as ', ': ')}}} = {_make_variable(match[2])};"
 
 
-def _variable(name: str) -> str:
+def _make_variable(name: str) -> str:
     return "$of_" + re.sub(r"\W", "_", name)
 
 

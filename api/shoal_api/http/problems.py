@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from shoal_api.answers import Problem
-from shoal_api.http.page_files import served
+from shoal_api.http.page_files import read_served
 from shoal_service.control.code_archive import CodeArchiveError
-from shoal_service.problems import ProblemKind, ServiceError
+from shoal_service.problems import ServiceError
 from shoal_service.store import NotFound
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 
@@ -31,117 +31,78 @@ _RETRY_AFTER_S = "2"
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'"}
 
 
-class Forbidden(ServiceError):
-    kind = ProblemKind(
-        "forbidden",
-        403,
-        "The token may not do this",
-        "The role of the token, or its projects, do not allow it. The detail says what is needed.",
-    )
+class Forbidden(ServiceError, code="forbidden", status=403, title="The token may not do this"):
+    """The role of the token, or its projects, do not allow it. The detail says what is needed."""
 
 
-class Csrf(ServiceError):
-    kind = ProblemKind(
-        "csrf",
-        403,
-        "The request does not come from the page",
-        "A change with a session's cookie needs the header X-CSRF-Token, which GET /v1/whoami tells.",
-    )
+class Csrf(ServiceError, code="csrf", status=403, title="The request does not come from the page"):
+    """A change with a session's cookie needs the header X-CSRF-Token, which GET /v1/whoami tells."""
 
 
-class MethodNotAllowed(ServiceError):
-    kind = ProblemKind("method-not-allowed", 405, "Method not allowed", "See the Allow header.")
+class MethodNotAllowed(ServiceError, code="method-not-allowed", status=405, title="Method not allowed"):
+    """See the Allow header."""
 
 
-class NotAcceptable(ServiceError):
-    kind = ProblemKind("not-acceptable", 406, "No such form here", "The server cannot answer in this form; see detail.")
+class NotAcceptable(ServiceError, code="not-acceptable", status=406, title="No such form here"):
+    """The server cannot answer in this form; see detail."""
 
 
-class BadDocument(ServiceError):
-    kind = ProblemKind(
-        "bad-document",
-        400,
-        "The body cannot be read",
-        "It is not UTF-8, not valid JSON, too deeply nested, or has numbers that JSON does not allow.",
-    )
+class BadDocument(ServiceError, code="bad-document", status=400, title="The body cannot be read"):
+    """It is not UTF-8, not valid JSON, too deeply nested, or has numbers that JSON does not allow."""
 
 
-class BadRequest(ServiceError):
-    kind = ProblemKind("bad-request", 400, "Bad request", "The request violates HTTP.")
+class BadRequest(ServiceError, code="bad-request", status=400, title="Bad request"):
+    """The request violates HTTP."""
 
 
-class BodyTooLarge(ServiceError):
-    kind = ProblemKind("body-too-large", 413, "The body is too large", "Specs: 1 MiB. Code archives: 64 MiB.")
+class BodyTooLarge(ServiceError, code="body-too-large", status=413, title="The body is too large"):
+    """Specs: 1 MiB. Code archives: 64 MiB."""
 
 
-class UnsupportedMediaType(ServiceError):
-    kind = ProblemKind(
-        "unsupported-media-type", 415, "Unsupported media type", "The detail names the possible values of Content-Type."
-    )
+class UnsupportedMediaType(ServiceError, code="unsupported-media-type", status=415, title="Unsupported media type"):
+    """The detail names the possible values of Content-Type."""
 
 
-class InvalidRequest(ServiceError):
-    kind = ProblemKind(
-        "invalid-request",
-        422,
-        "Invalid request",
-        "A parameter, a header, a part of the path, or the body is invalid; see errors.",
-    )
+class InvalidRequest(ServiceError, code="invalid-request", status=422, title="Invalid request"):
+    """A parameter, a header, a part of the path, or the body is invalid; see errors."""
 
 
-class InvalidSpec(ServiceError):
-    kind = ProblemKind("invalid-spec", 422, "Invalid job spec", "`errors` lists every error of the spec.")
+class InvalidSpec(ServiceError, code="invalid-spec", status=422, title="Invalid job spec"):
+    """`errors` lists every error of the spec."""
 
 
-class InvalidPatch(ServiceError):
-    kind = ProblemKind("invalid-patch", 422, "Invalid change", "The change is invalid, or the spec after it is.")
+class InvalidPatch(ServiceError, code="invalid-patch", status=422, title="Invalid change"):
+    """The change is invalid, or the spec after it is."""
 
 
-class NodeNotFound(ServiceError):
-    kind = ProblemKind("node-not-found", 404, "No such node", "GET /v1/nodes lists the nodes of the cluster.")
+class NodeNotFound(ServiceError, code="node-not-found", status=404, title="No such node"):
+    """GET /v1/nodes lists the nodes of the cluster."""
 
 
-class CrossOrigin(ServiceError):
-    kind = ProblemKind(
-        "cross-origin", 403, "Cross-origin request refused", "A web page of another origin must not change anything."
-    )
+class CrossOrigin(ServiceError, code="cross-origin", status=403, title="Cross-origin request refused"):
+    """A web page of another origin must not change anything."""
 
 
-class UnknownHost(ServiceError):
-    kind = ProblemKind(
-        "unknown-host",
-        421,
-        "The request is for another server",
-        "Host is neither an address nor localhost nor one of the names in SHOAL_ALLOWED_HOSTS.",
-    )
+class UnknownHost(ServiceError, code="unknown-host", status=421, title="The request is for another server"):
+    """Host is neither an address nor localhost nor one of the names in SHOAL_ALLOWED_HOSTS."""
 
 
-class TooManyRequests(ServiceError):
-    kind = ProblemKind(
-        "too-many-requests",
-        429,
-        "Too many requests",
-        "A limit of this server is reached; Retry-After says when to try again. Nothing was done.",
-    )
+class TooManyRequests(ServiceError, code="too-many-requests", status=429, title="Too many requests"):
+    """A limit of this server is reached; Retry-After says when to try again. Nothing was done."""
 
 
-class NotReady(ServiceError):
-    kind = ProblemKind("not-ready", 503, "Not ready", "The store or the cluster cannot be reached; see errors.")
+class NotReady(ServiceError, code="not-ready", status=503, title="Not ready"):
+    """The store or the cluster cannot be reached; see errors."""
 
 
-class Internal(ServiceError):
-    kind = ProblemKind(
-        "internal-error", 500, "Internal error", "The service has failed. Its log holds the cause under `error_id`."
-    )
+class Internal(ServiceError, code="internal-error", status=500, title="Internal error"):
+    """The service has failed. Its log holds the cause under `error_id`."""
 
 
 def install(app: FastAPI) -> None:
     """Register the handlers of all expected errors."""
-    app.add_exception_handler(ServiceError, _service_error)
-    app.add_exception_handler(SpecError, _invalid_spec)
-    app.add_exception_handler(CodeArchiveError, _invalid_code)
-    app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(RequestValidationError, _invalid_parameters)
+    for expected in (ServiceError, SpecError, CodeArchiveError, HTTPException, RequestValidationError):
+        app.add_exception_handler(expected, _answer)
 
 
 def problem_response(error: ServiceError, instance: str, error_id: str | None = None) -> Response:
@@ -162,36 +123,39 @@ def problem_response(error: ServiceError, instance: str, error_id: str | None = 
     return Response(body, kind.status, headers | dict(error.headers or {}), media_type=PROBLEM_JSON)
 
 
-async def _service_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServiceError)
-    return problem_response(error, request.url.path)
+async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 404 and _wants_page(request):
+        return Response(read_served("missing.html")[0], 404, media_type="text/html", headers=_PAGE_HEADERS)
+    return problem_response(_find_problem(request, error), request.url.path)
 
 
-async def _invalid_spec(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SpecError)
-    detail = f"The job spec is not valid: {len(error.problems)} problem(s); see errors."
-    return problem_response(InvalidSpec(detail, error.problems), request.url.path)
+def _wants_page(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "")
 
 
-async def _invalid_code(request: Request, error: Exception) -> Response:
-    return problem_response(InvalidSpec(str(error)), request.url.path)
-
-
-async def _http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
-    match error.status_code:
-        case 404 if "text/html" in request.headers.get("accept", ""):
-            return Response(served("missing.html")[0], 404, media_type="text/html", headers=_PAGE_HEADERS)
-        case 404:
-            problem: ServiceError = NotFound("There is no such path; /docs lists every route.", headers=headers)
-        case 405:
-            headers["Allow"] = _allowed_methods(request) or headers.get("Allow", "GET")
+def _find_problem(request: Request, error: Exception) -> ServiceError:
+    """Return the problem that an expected error is for the client."""
+    match error:
+        case ServiceError():
+            return error
+        case SpecError(problems=problems):
+            return InvalidSpec(f"The job spec is not valid: {len(problems)} problem(s); see errors.", problems)
+        case RequestValidationError():
+            errors = tuple(
+                SpecProblem(path=".".join(map(str, detail["loc"])), message=str(detail["msg"]))
+                for detail in error.errors()
+            )
+            return InvalidRequest("; ".join(f"{problem.path}: {problem.message}" for problem in errors[:3]), errors)
+        case HTTPException(status_code=404):
+            return NotFound("There is no such path; /docs lists every route.", headers=error.headers)
+        case HTTPException(status_code=405):
+            allowed = _allowed_methods(request) or (error.headers or {}).get("Allow", "GET")
             detail = f"{request.method[:20]} is not possible for this path; see Allow."
-            problem = MethodNotAllowed(detail, headers=headers)
-        case status:
-            problem = BadRequest(http.HTTPStatus(status).phrase, headers=headers)
-    return problem_response(problem, request.url.path)
+            return MethodNotAllowed(detail, headers={**(error.headers or {}), "Allow": allowed})
+        case HTTPException():
+            return BadRequest(http.HTTPStatus(error.status_code).phrase, headers=error.headers)
+        case _:  # CodeArchiveError
+            return InvalidSpec(str(error))
 
 
 def _allowed_methods(request: Request) -> str:
@@ -199,18 +163,9 @@ def _allowed_methods(request: Request) -> str:
     # the header that the router sets has only those of the first route
     paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
     methods = {
-        verb.upper()
+        method.upper()
         for template, operations in paths.items()
         if compile_path(template)[0].match(request.url.path)
-        for verb in operations
+        for method in operations
     }
     return ", ".join(sorted(methods))
-
-
-async def _invalid_parameters(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    errors = tuple(
-        SpecProblem(path=".".join(map(str, detail["loc"])), message=str(detail["msg"])) for detail in error.errors()
-    )
-    detail = "; ".join(f"{problem.path}: {problem.message}" for problem in errors[:3])
-    return problem_response(InvalidRequest(detail, errors), request.url.path)

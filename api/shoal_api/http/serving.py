@@ -137,7 +137,7 @@ class _Server(uvicorn.Server):
         """Take over these listening sockets, and serve on them."""
         http = self._http
         guarded: list[socket.socket] = [
-            GuardedListener(listener, http.connections, self._requests.refused, is_plain=http.tls_cert is None)
+            GuardedListener(listener, http.connections, self._requests.refusals.add, is_plain=http.tls_cert is None)
             for listener in sockets or ()
         ]
         try:
@@ -288,55 +288,55 @@ class TimedProtocol(H11Protocol):
         super().__init__(**uvicorn_arguments)
         self._timeouts = timeouts
         self._timer: asyncio.TimerHandle | None = None
-        self._awaited: object = None
+        self._awaited_part: object = None
         """State of h11 whose deadline the timer is; None without a timer."""
         self._body_ends = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._start_head_deadline()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         state = self.conn.their_state
         if self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY):
-            self._await_nothing()
+            self._cancel_deadline()
         elif state is h11.SEND_BODY:
-            self._await_body()
-        elif self._awaited is not h11.IDLE:
-            self._await_head()
+            self._extend_body_deadline()
+        elif self._awaited_part is not h11.IDLE:
+            self._start_head_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._await_nothing()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
-    def _await_head(self) -> None:
+    def _start_head_deadline(self) -> None:
         """Set the deadline for the head of a request. Further bytes of the head do not move it."""
-        self._await_nothing()
-        self._awaited = h11.IDLE
-        self._timer = self.loop.call_later(self._timeouts.head_s, self._end_without_head)
+        self._cancel_deadline()
+        self._awaited_part = h11.IDLE
+        self._timer = self.loop.call_later(self._timeouts.head_s, self._end_late_head)
 
-    def _await_body(self) -> None:
+    def _extend_body_deadline(self) -> None:
         now = self.loop.time()
-        if self._awaited is not h11.SEND_BODY:
+        if self._awaited_part is not h11.SEND_BODY:
             self._body_ends = now + self._timeouts.body_s
-        self._await_nothing()
-        self._awaited = h11.SEND_BODY
-        self._timer = self.loop.call_at(min(now + self._timeouts.idle_s, self._body_ends), self._end_without_body)
+        self._cancel_deadline()
+        self._awaited_part = h11.SEND_BODY
+        self._timer = self.loop.call_at(min(now + self._timeouts.idle_s, self._body_ends), self._end_late_body)
 
-    def _await_nothing(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._awaited = None
+        self._timer = self._awaited_part = None
 
-    def _end_without_head(self) -> None:
+    def _end_late_head(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(_TIMED_OUT)
             self.transport.close()
 
-    def _end_without_body(self) -> None:
+    def _end_late_body(self) -> None:
         if self.flow.read_paused:
-            self._awaited = None
-            self._await_body()
+            self._awaited_part = None
+            self._extend_body_deadline()
         else:
             self.transport.close()

@@ -13,19 +13,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from starlette.concurrency import run_in_threadpool
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from shoal_api.http.access.authentication import STILL_VALID
-from shoal_api.http.access.limits import LIMITER
+from shoal_api.http.access.request_scope import LIMITER, OPEN_ENDED, POLL, STILL_VALID, STREAM
 from shoal_api.http.changes import NO_JOB, Changes, Watch
-from shoal_api.http.edge import OPEN_ENDED, POLL, STREAM
 from shoal_api.http.problems import TooManyRequests, problem_response
 
 EVENT_STREAM = "text/event-stream"
@@ -61,20 +59,8 @@ class Batch:
     """There will be no further items."""
 
 
-class Follower(Protocol):
-    """Reads from its own position on. One call at a time, on the event loop."""
-
-    async def read(self) -> Batch: ...
-
-
-class ThreadFollower:
-    """A follower that reads the store for itself, on a worker thread."""
-
-    async def read(self) -> Batch:
-        return await run_in_threadpool(self.read_now)
-
-    def read_now(self) -> Batch:
-        raise NotImplementedError
+Follower: TypeAlias = AsyncIterator[Batch] | Iterator[Batch]
+"""Each step reads what has come since the step before: on the event loop, or on a worker thread if it is not async."""
 
 
 class Stream(StreamingResponse):
@@ -121,13 +107,14 @@ async def _follow(
 ) -> AsyncIterator[bytes]:
     if opening:
         yield opening
+    batches = iterate_in_threadpool(follower) if isinstance(follower, Iterator) else follower
     with changes.watching(job_id) as watch, changes.watching(NO_JOB) as closing:
         sent_mono = time.monotonic()
         changed = True
         while not changes.closing:
             if changed:
-                watch.arm()
-                batch = await follower.read()
+                watch.clear()
+                batch = await anext(batches)
                 if batch.chunks:
                     yield b"".join(batch.chunks)
                     sent_mono = time.monotonic()
@@ -136,8 +123,8 @@ async def _follow(
                 if batch.more:
                     continue
                 if batch.chunks and min_gap_s:
-                    await closing.wait(_until_tick_s(time.monotonic(), min_gap_s))
-            changed = await watch.wait(max(0.0, sent_mono + pace.heartbeat_s - time.monotonic()))
+                    await closing.wait_at_most(_until_tick_s(time.monotonic(), min_gap_s))
+            changed = await watch.wait_at_most(max(0.0, sent_mono + pace.heartbeat_s - time.monotonic()))
             if not changed:
                 sent_mono = time.monotonic()
                 yield heartbeat  # of a text it is empty: nothing is sent, but `_while_valid` looks
@@ -180,15 +167,15 @@ async def poll(
     deadline_mono = loop.time() + wait_s
     gone = loop.create_task(until_gone(request)) if wait_s else None
     if gone is not None:
-        gone.add_done_callback(lambda _: watch.wake())  # else a client that has gone is noticed at the deadline
+        gone.add_done_callback(lambda _: watch.set())  # else a client that has gone is noticed at the deadline
     try:
         while True:
-            watch.arm()
+            watch.clear()
             result = await run_in_threadpool(read)
             left_s = deadline_mono - loop.time()
             if is_answer(result) or left_s <= 0 or changes.closing or gone is None or gone.done():
                 return result
-            await watch.wait(min(left_s, reread_s))
+            await watch.wait_at_most(min(left_s, reread_s))
     finally:
         if gone is not None:
             gone.cancel()

@@ -1,6 +1,6 @@
 """Makes CSV and Parquet files of tables, piece by piece. Called by the routes that answer with a file.
 
-A table is names of columns and pages of rows. `csv_pieces` and `parquet_pieces` hold one page at a time, and the caller
+A table is names of columns and pages of rows. `iter_csv` and `iter_parquet` hold one page at a time, and the caller
 chooses its length. `Spool` keeps rows whose types are not known before the last one has been read, since the types
 of a Parquet file stand before its rows.
 
@@ -33,6 +33,7 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
+from shoal_api.answers import FileFormat
 from shoal_api.http.problems import NotAcceptable
 
 Row = Sequence[Any]
@@ -43,13 +44,6 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _IN_MEMORY_BYTES = 16 * 2**20
 """Rows of a spool beyond this go to a temporary file without a name."""
 _INT64 = range(-(2**63), 2**63)
-
-
-class FileFormat(StrEnum):
-    """The format of a file."""
-
-    CSV = "csv"
-    PARQUET = "parquet"
 
 
 MEDIA_TYPES = {FileFormat.CSV: "text/csv; charset=utf-8", FileFormat.PARQUET: "application/vnd.apache.parquet"}
@@ -82,19 +76,38 @@ def file_response(
     return StreamingResponse(pieces, media_type=MEDIA_TYPES[format], headers=disposition | (headers or {}))
 
 
-def csv_pieces(names: Sequence[str], pages: Pages) -> Iterator[bytes]:
+def iter_table(
+    format: FileFormat, names: Sequence[str], pages: Pages, types: Sequence[ColumnType] | None = None
+) -> Iterator[bytes]:
+    """Yield the bytes of the file.
+
+    Args:
+        types: of the columns, for Parquet; None if they are not known before all rows are read.
+    """
+    if format is FileFormat.CSV:
+        yield from iter_csv(names, pages)
+    elif types is not None:
+        yield from iter_parquet(names, types, pages)
+    else:
+        with Spool(len(names)) as spool:
+            for page in pages:
+                spool.add(page)
+            yield from iter_parquet(names, spool.types, spool.pages())
+
+
+def iter_csv(names: Sequence[str], pages: Pages) -> Iterator[bytes]:
     """Yield the file: the names, then a piece for each page."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_cell(name) for name in names])
+    writer.writerow([_convert_for_csv(name) for name in names])
     for page in pages:
-        writer.writerows([_cell(value) for value in row] for row in page)
-        yield _taken(text).encode()
-    if rest := _taken(text):
+        writer.writerows([_convert_for_csv(value) for value in row] for row in page)
+        yield _take_text(text).encode()
+    if rest := _take_text(text):
         yield rest.encode()
 
 
-def parquet_pieces(names: Sequence[str], types: Sequence[ColumnType], pages: Pages) -> Iterator[bytes]:
+def iter_parquet(names: Sequence[str], types: Sequence[ColumnType], pages: Pages) -> Iterator[bytes]:
     """Yield the file: a row group for each page. A value must fit the type of its column; with TEXT each one does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -104,11 +117,11 @@ def parquet_pieces(names: Sequence[str], types: Sequence[ColumnType], pages: Pag
     file = _Pipe()
     with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema) as writer:
         for page in pages:
-            columns = [[_fitting(row[at], kind) for row in page] for at, kind in enumerate(types)]
+            columns = [[_convert_for_parquet(row[at], kind) for row in page] for at, kind in enumerate(types)]
             arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-            yield file.taken()
-    yield file.taken()
+            yield file.take_bytes()
+    yield file.take_bytes()
 
 
 class Spool:
@@ -119,7 +132,7 @@ class Spool:
     """
 
     def __init__(self, num_columns: int) -> None:
-        self._found: list[set[ColumnType]] = [set() for _ in range(num_columns)]
+        self._types_by_column: list[set[ColumnType]] = [set() for _ in range(num_columns)]
         self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115
             max_size=_IN_MEMORY_BYTES, mode="w+", encoding="utf-8", newline="\n"
         )
@@ -132,13 +145,13 @@ class Spool:
 
     def add(self, page: Sequence[Row]) -> None:
         for row in page:
-            for kinds, value in zip(self._found, row, strict=True):
-                kinds.add(_type_of(value))
+            for kinds, value in zip(self._types_by_column, row, strict=True):
+                kinds.add(_find_type(value))
         self._file.write(json.dumps(page) + "\n")
 
     @property
     def types(self) -> tuple[ColumnType, ...]:
-        return tuple(_one_type(kinds - {ColumnType.NOTHING}) for kinds in self._found)
+        return tuple(_merge_types(kinds - {ColumnType.NOTHING}) for kinds in self._types_by_column)
 
     def pages(self) -> Iterator[list[Row]]:
         """Yield the pages as they were added; lists and sections are lists and dictionaries again."""
@@ -147,7 +160,7 @@ class Spool:
             yield json.loads(line)
 
 
-def _type_of(value: Any) -> ColumnType:
+def _find_type(value: Any) -> ColumnType:
     match value:
         case None:
             return ColumnType.NOTHING
@@ -161,15 +174,15 @@ def _type_of(value: Any) -> ColumnType:
             return ColumnType.TEXT
 
 
-def _one_type(kinds: set[ColumnType]) -> ColumnType:
+def _merge_types(kinds: set[ColumnType]) -> ColumnType:
     if len(kinds) <= 1:
         return next(iter(kinds), ColumnType.NOTHING)
     return ColumnType.NUMBER if kinds == {ColumnType.INTEGER, ColumnType.NUMBER} else ColumnType.TEXT
 
 
-def _fitting(value: Any, kind: ColumnType) -> Any:
+def _convert_for_parquet(value: Any, kind: ColumnType) -> Any:
     """Return the value as pyarrow takes it in a column of this type."""
-    value = _finite(value)
+    value = _drop_non_finite(value)
     if value is None:
         return None
     if kind is ColumnType.NUMBER:
@@ -179,9 +192,9 @@ def _fitting(value: Any, kind: ColumnType) -> Any:
     return value
 
 
-def _cell(value: Any) -> Any:
+def _convert_for_csv(value: Any) -> Any:
     """Return the value as the CSV has it."""
-    value = _finite(value)
+    value = _drop_non_finite(value)
     if value is None:
         return ""
     if isinstance(value, bool | list | dict):
@@ -191,11 +204,11 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _finite(value: Any) -> Any:
+def _drop_non_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _taken(text: io.StringIO) -> str:
+def _take_text(text: io.StringIO) -> str:
     value = text.getvalue()
     text.seek(0)
     text.truncate()
@@ -221,6 +234,6 @@ class _Pipe(io.RawIOBase):
         self._position += len(piece)
         return len(piece)
 
-    def taken(self) -> bytes:
+    def take_bytes(self) -> bytes:
         joined, self._pieces = b"".join(self._pieces), []
         return joined

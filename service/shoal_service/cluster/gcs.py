@@ -62,52 +62,44 @@ def cluster_id() -> str:
     return str(_client().cluster_id.hex())
 
 
-def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
+def nodes() -> tuple[RayNode, ...]:
     """Every node of the cluster, dead ones included."""
-    return tuple(_node(info) for info in _call("get_all_node_info", timeout=timeout_s).values())
+    return tuple(_node(info) for info in _call("get_all_node_info").values())
 
 
-def draining(timeout_s: float = _TIMEOUT_S) -> dict[str, float | None]:
+def draining() -> dict[str, float | None]:
     """Nodes that Ray itself drains (`ray drain-node`, the autoscaler, a preemption): by node id, the wall-clock time at
     which the node goes away; None means unknown."""
-    with _asking(timeout_s) as client:
-        draining_nodes = ray_internals.draining_nodes(client, ray.get_runtime_context().gcs_address, timeout_s)
+    with _asking() as client:
+        draining_nodes = ray_internals.draining_nodes(client, ray.get_runtime_context().gcs_address, _TIMEOUT_S)
     return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in draining_nodes.items()}
 
 
-def available(timeout_s: float = _TIMEOUT_S) -> dict[str, dict[str, float]]:
+def available() -> dict[str, dict[str, float]]:
     """Unreserved resources of each live node, by node id. Nodes report changes after about 0.1 s."""
-    reply = _call("get_all_resource_usage", timeout=timeout_s)
+    reply = _call("get_all_resource_usage")
     return {node.node_id.hex(): dict(node.resources_available) for node in reply.resource_usage_data.batch}
 
 
-def actors(timeout_s: float = _TIMEOUT_S) -> tuple[RayActor, ...]:
+def actors() -> tuple[RayActor, ...]:
     """Every actor of the cluster that is alive or is being created. Not from the thread of an event loop."""
-
-    async def read(client: Any) -> list[Any]:  # the head filters by one state at a time; the dead ones may be many
-        states = [
-            client.async_get_all_actor_info(actor_state_name=state, timeout=timeout_s)
-            for state in ("ALIVE", "PENDING_CREATION")
-        ]
-        return [actor for state in await asyncio.gather(*states) for actor in state.values()]
-
-    with _asking(timeout_s) as client:
-        states_by_id = asyncio.run(read(client))
-    return tuple(_actor(info) for info in states_by_id)
+    # the head filters by one state at a time; the dead ones may be many
+    infos = _read_actors({"actor_state_name": "PENDING_CREATION"}, {"actor_state_name": "ALIVE"})
+    return tuple(_actor(info) for info in infos.values())
 
 
-def num_starts(actor_id: str, timeout_s: float = _TIMEOUT_S) -> int:
+def num_starts(actor_id: str) -> int:
     """Processes that Ray has started for an actor so far; 0: none, or the head does not know the actor. Not from the
     thread of an event loop."""
-    info = _actor_info(actor_id, timeout_s)
+    info = _read_actor(actor_id)
     if info is None or ray_internals.is_unstarted_actor(info):
         return 0
     return int(info.num_restarts) + 1
 
 
-def node_of(actor_id: str, timeout_s: float = _TIMEOUT_S) -> str:
+def node_of(actor_id: str) -> str:
     """The node of an actor that is alive; empty: it is not. Not from the thread of an event loop."""
-    info = _actor_info(actor_id, timeout_s)
+    info = _read_actor(actor_id)
     if info is None or not ray_internals.is_alive_actor(info):
         return ""
     return str(info.address.node_id.hex())
@@ -118,7 +110,9 @@ def ends_of(actor_id: str, last: int) -> tuple[ProcessEnd, ...]:
     know more. A supervisor that died again and again asks, to say why. Blocks for some seconds at most. Not from the
     thread of an event loop."""
     try:
-        worker_ids = _replaced_processes(actor_id)[-last:]
+        info = _read_actor(actor_id)
+        before = info.previous_incarnations if info is not None else ()  # ten at most, oldest first
+        worker_ids = [incarnation.worker_id for incarnation in before][-last:]
         ends = ray_internals.ends_of_processes(ray.get_runtime_context().gcs_address, worker_ids, _TIMEOUT_S)
         return tuple(ProcessEnd(lacked_memory, message) for lacked_memory, message in ends)
     except (GcsUnavailable, grpc.RpcError) as error:
@@ -126,14 +120,14 @@ def ends_of(actor_id: str, last: int) -> tuple[ProcessEnd, ...]:
         return ()
 
 
-async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
+async def died_at(actor_id: str) -> float | None:
     """Wall-clock time at which the actor's node reported the death of its process to the head; None means unknown."""
     client = ray_internals.head()
     if client is None:
         return None
     key = ActorID.from_hex(actor_id)
     try:
-        infos = await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
+        infos = await client.async_get_all_actor_info(actor_id=key, timeout=_TIMEOUT_S)
     except (RpcError, RaySystemError):
         return None
     return infos[key].end_time / 1000 if key in infos and infos[key].end_time else None
@@ -166,26 +160,26 @@ class GcsKeyValueStore:
         _call("internal_kv_del", prefix, True, self._namespace)
 
 
-def _replaced_processes(actor_id: str, timeout_s: float = _TIMEOUT_S) -> list[bytes]:
-    """Ray's ids of the last processes of the actor before its present one, ten at most, oldest first."""
-    info = _actor_info(actor_id, timeout_s)
-    return [incarnation.worker_id for incarnation in info.previous_incarnations] if info is not None else []
-
-
-def _actor_info(actor_id: str, timeout_s: float) -> Any:
-    """What the head knows of the actor; None if it does not know it."""
+def _read_actor(actor_id: str) -> Any:
+    """Read what the head knows of the actor; None if it does not know it."""
     key = ActorID.from_hex(actor_id)
-
-    async def read(client: Any) -> Any:
-        return await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
-
-    with _asking(timeout_s) as client:
-        return asyncio.run(read(client)).get(key)
+    return _read_actors({"actor_id": key}).get(key)
 
 
-def _call(method: str, *arguments: Any, timeout: float = _TIMEOUT_S) -> Any:
-    with _asking(timeout) as client:
-        return getattr(client, method)(*arguments, timeout=timeout)
+def _read_actors(*filters: dict[str, Any]) -> dict[ActorID, Any]:
+    """Read the actors that one of the filters selects. Where they differ about an actor, the last one counts."""
+
+    async def read(client: Any) -> dict[ActorID, Any]:
+        calls = [client.async_get_all_actor_info(timeout=_TIMEOUT_S, **selection) for selection in filters]
+        return {key: info for infos in await asyncio.gather(*calls) for key, info in infos.items()}
+
+    with _asking() as client:
+        return asyncio.run(read(client))
+
+
+def _call(method: str, *arguments: Any) -> Any:
+    with _asking() as client:
+        return getattr(client, method)(*arguments, timeout=_TIMEOUT_S)
 
 
 def _client() -> Any:
@@ -197,13 +191,13 @@ def _client() -> Any:
 
 
 @contextmanager
-def _asking(timeout_s: float) -> Iterator[Any]:
+def _asking() -> Iterator[Any]:
     """The client for one request. Every way in which the head may not answer becomes GcsUnavailable."""
     client = _client()
     try:
         yield client
     except (RpcError, RaySystemError, grpc.RpcError) as error:
-        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
+        raise GcsUnavailable(f"the Ray head did not answer within {_TIMEOUT_S:g} s: {error}") from error
 
 
 def _node(info: Any) -> RayNode:

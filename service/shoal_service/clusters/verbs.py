@@ -2,7 +2,7 @@
 
 A verb is the signature of a method and a row of VERBS. Everything else follows from them: the document of its
 arguments, the check of its answer, the method of `JoinedCluster` that writes the order, and the call in the gateway,
-which hands the arguments to the method of the same name of `RayCluster`, or of `Answering` for GatewayVerbs.
+which hands the arguments to the method of the same name of `RayCluster`, or of `OrderExecutor` for GatewayVerbs.
 
     JoinedCluster.reap("j", 1)  ->  order "Reap" {"job_id": "j", "attempt": 1}  ->  RayCluster.reap("j", 1)
                            1    <-  answer "1", validated as Count              <-  1
@@ -113,8 +113,8 @@ class Verb:
     limit_s: float
     """The control plane waits this long for the answer."""
 
-    def asked(self, *arguments: Any, **named: Any) -> Frozen:
-        """The document of a call with these arguments."""
+    def make_request(self, *arguments: Any, **named: Any) -> Frozen:
+        """Make the document of a call with these arguments."""
         assert len(arguments) <= len(self.parameters), f"{self.method} has the parameters {self.parameters}"
         return self.request(**dict(zip(self.parameters, arguments, strict=False)), **named)
 

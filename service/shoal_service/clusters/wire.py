@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
-from pydantic import ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable, RayCallFailed
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.home import Home
+from shoal_workers.contract import CLUSTER_PATTERN as CLUSTER_PATTERN
 from shoal_workers.contract import Frozen, LogSettings, check_labels
-from shoal_workers.contract.placing import CLUSTER_PATTERN as CLUSTER_PATTERN
 
 DEFAULT_CLUSTER = "default"
 MAX_ANSWERS = 500
@@ -31,6 +31,7 @@ MAX_WORDS = 4_000
 Words = Annotated[str, StringConstraints(max_length=MAX_WORDS)]
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
+Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 Life = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 """A random name for the time in which a gateway speaks for its cluster: new with each start, and after another gateway
 has taken its place."""
@@ -86,17 +87,12 @@ class ClusterReport(Frozen):
     """Null: as in the report before, or see `error`."""
     error: Words = ""
     """Why Ray does not answer the gateway; empty: it does."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     """Labels of the cluster, as `shoal join --label` gives them. The first report of a life merges them into those that
     the service has."""
     answers: Annotated[tuple[Answer, ...], Field(max_length=MAX_ANSWERS)] = ()
     running: Annotated[tuple[Number, ...], Field(max_length=100_000)] = ()
     """Numbers of the orders that it carries out now."""
-
-    @field_validator("labels")
-    @classmethod
-    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        return check_labels(labels)
 
 
 class ReportReceipt(Frozen):
@@ -204,7 +200,7 @@ class GatewayConfig(Frozen):
     """Token by which the service knows the cluster."""
     cluster: str = Field(DEFAULT_CLUSTER, pattern=CLUSTER_PATTERN)
     """The name under which it joins."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     """Labels of the cluster, added to those of its nodes."""
     ca: str = ""
     """Certificates in PEM that the service's one must come from; empty: the usual authorities."""
@@ -220,8 +216,3 @@ class GatewayConfig(Frozen):
     ends_with_input: bool = False
     """It ends with its standard input, and no signal ends it. Else SIGINT and SIGTERM do."""
     logs: LogSettings = LogSettings()
-
-    @field_validator("labels")
-    @classmethod
-    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        return check_labels(labels)

@@ -1,11 +1,11 @@
 """Reads the nodes of all clusters, with drains, cordons, probation and what others have reserved on them.
 
-    newest report of each gateway  ->  one snapshot per second and cluster; at once when a node has come or gone, or an
-                                       attempt there has begun or ended
+    newest report of each gateway  ->  the snapshot of its cluster. A gateway looks again when a node has come or gone,
+                                       or an attempt there has begun or ended
     drains, cordons, suspicions, labels of clusters  ->  read from the store each time
 
-The control loop reads in each pass. With several clusters, a pass does not wait for one that answers late: the last
-snapshot of that cluster counts for some seconds. This module never decides which job uses which node.
+The control loop reads in each pass. With several clusters, a pass does not wait for a gateway that looks for long: what
+it reported last counts. This module never decides which job uses which node.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
+from shoal_service.cluster.errors import ClusterError
 from shoal_service.clusters.wire import AttemptKey, ClusterSnapshot, Reservation
-from shoal_service.control.protocols import Cluster, Clusters, JoinedAs
+from shoal_service.control.errands import Errands
+from shoal_service.control.protocols import Cluster, ClusterMembership, Clusters
 from shoal_service.core import nodes as node_rules
-from shoal_service.core.nodes import Cordon, Node, NodeSuspicion
+from shoal_service.core.nodes import Cordon, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
 from shoal_service.store import Lease, Store, node_records
 
 _log = logging.getLogger(__name__)
 READ_S = 1.0
-"""Seconds after which a cluster is read again."""
-_SNAPSHOT_S = 5.0
-"""Seconds that a snapshot may take, and for which the last one counts."""
+"""Seconds after which a snapshot is looked at again, although it is still the newest one."""
+_LOOK_S = 1.0
+"""Seconds that a pass waits until the gateway of the only cluster has looked again."""
 _LATE_S = 0.3
-"""Seconds that a pass waits for a snapshot, if there are several clusters."""
+"""Seconds that it waits if there are several clusters."""
 _SETTLED_S = 4.0
 """Seconds within which Ray reports that a killed worker has returned its resources, or that a new one has them."""
 _CREATING_S = 120.0
@@ -52,6 +53,7 @@ class ClusterReader:
         self._clock = clock
         self._max_probation = max_probation
         self._pollers: dict[str, _ClusterPoller] = {}
+        self._looks = Errands()
         self.foreign: dict[str, WorkerNeed] = {}
         """Resources that others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}
@@ -71,7 +73,7 @@ class ClusterReader:
         )
 
     def expire(self, cluster: str) -> None:
-        """Note that a node or an attempt has changed in the cluster. The next `read` asks for a new snapshot."""
+        """Note that a node or an attempt has changed in the cluster. The next `read` has its gateway look again."""
         if (poller := self._pollers.get(cluster or self._clusters.own)) is not None:
             poller.is_expired = True
 
@@ -110,12 +112,12 @@ class ClusterReader:
         await asyncio.to_thread(self._clusters.refresh)
         joined = self._clusters.joined
         self._pollers = {name: self._pollers.get(name) or _ClusterPoller(name, self._clock) for name in joined}
-        await self._poll(joined)
+        await self._look_again(joined)
         jobs_by_cluster: dict[str, set[str]] = {name: set() for name in joined}
         for job_id, name in clusters_of_jobs.items():
             jobs_by_cluster.get(name, set()).add(job_id)
         for name, poller in self._pollers.items():
-            poller.observe(jobs_by_cluster[name])
+            poller.read(joined[name].cluster, jobs_by_cluster[name])
         self.foreign = {node_id: need for poller in self._pollers.values() for node_id, need in poller.foreign.items()}
         newest = {name: poller.newest for name, poller in self._pollers.items() if poller.newest is not None}
         self.reservations = tuple(reservation for snapshot in newest.values() for reservation in snapshot.reservations)
@@ -127,27 +129,24 @@ class ClusterReader:
         self._update_view(joined, lease, Counter(clusters_of_jobs.values()))
         return is_connected
 
-    async def _poll(self, joined: Mapping[str, JoinedAs]) -> None:
-        """Get new snapshots of the clusters for which that is due, without waiting long for a late one."""
-        due = [poller for poller in self._pollers.values() if poller.is_due()]
-        calls = [task for poller in due if (task := poller.start_call(joined[poller.name].cluster)) is not None]
-        if calls:
-            limit_s = _SNAPSHOT_S if len(joined) == 1 else _LATE_S
-            with suppress(TimeoutError):
-                await self._clock.wait_for(asyncio.wait(calls), limit_s)
-        for poller in due:
-            poller.take_result()
+    async def _look_again(self, joined: Mapping[str, ClusterMembership]) -> None:
+        """Have gateways look at the clusters that have changed, without waiting long for a late one."""
+        looks = []
+        for name, poller in self._pollers.items():
+            cluster = joined[name].cluster
+            if poller.is_expired and cluster.connected and (look := self._looks.begin(name, "look", cluster.look_now)):
+                poller.is_expired = False
+                looks.append(look)
+        if looks:
+            with suppress(TimeoutError):  # then what was reported last counts
+                await self._clock.wait_for(asyncio.wait(looks), _LOOK_S if len(joined) == 1 else _LATE_S)
 
-    def _update_nodes(self, joined: Mapping[str, JoinedAs], lease: Lease | None) -> None:
+    def _update_nodes(self, joined: Mapping[str, ClusterMembership], lease: Lease | None) -> None:
         """Add drains, cordons and probation to the nodes, and forget those of dead nodes. Blocks on the store."""
         store = self._store
         with store.read() as tx:
             drains, suspicions = node_records.drains(tx), node_records.suspicions(tx)
             cordons = node_records.cordons(tx)
-        suspected = {
-            row.node_id: NodeSuspicion(row.reason, row.since, row.next_test_at, row.job_ids, row.num_tests)
-            for row in suspicions.values()
-        }
         nodes_by_cluster: dict[str, tuple[Node, ...]] = {}
         dead: set[str] = set()
         for name, poller in self._pollers.items():
@@ -158,16 +157,17 @@ class ClusterReader:
             nodes_by_cluster[name] = _with_cluster(poller.snapshot.nodes, name, joined[name], cordons)
         outdated = dead & {*drains, *suspicions, *cordons}
         if outdated and lease is not None:  # Ray never reuses the id of a dead node, so its rows are of no use
-            with store.write(lease.epoch) as tx:
-                node_records.forget(tx, frozenset(outdated))
+            store.writing(node_records.forget, lease.epoch)(frozenset(outdated))
         for name, nodes in nodes_by_cluster.items():
             poller = self._pollers[name]
             if poller.why_away:
                 continue
-            described = node_rules.described(nodes, drains, suspected, self._max_probation)
+            described = node_rules.described(nodes, drains, suspicions, self._max_probation)
             poller.nodes = tuple(_node_view(node, poller.foreign) for node in described)
 
-    def _update_view(self, joined: Mapping[str, JoinedAs], lease: Lease | None, num_jobs: Mapping[str, int]) -> None:
+    def _update_view(
+        self, joined: Mapping[str, ClusterMembership], lease: Lease | None, num_jobs: Mapping[str, int]
+    ) -> None:
         summaries = tuple(poller.summary(joined[name], num_jobs.get(name, 0)) for name, poller in self._pollers.items())
         connected = [summary for summary in summaries if summary.connected]
         if not connected:
@@ -188,16 +188,13 @@ class ClusterReader:
 
 
 class _ClusterPoller:
-    """Polls one cluster: its newest snapshot, and the call that fetches the next."""
+    """What is known of one cluster: its newest snapshot, its nodes, and what others have reserved on them."""
 
     def __init__(self, name: str, clock: Clock) -> None:
         self.name = name
         self._clock = clock
         self._foreign_use = ForeignUse()
-        self._task: asyncio.Task[ClusterSnapshot] | None = None
-        self._began_mono = self._read_mono = 0.0
-        self._is_new = False
-        """True if the newest snapshot is still to be observed."""
+        self._read_mono = 0.0
         self.snapshot: ClusterSnapshot | None = None
         """The snapshot that counts; None if the cluster is unreachable."""
         self.newest: ClusterSnapshot | None = None
@@ -208,45 +205,24 @@ class _ClusterPoller:
         self.nodes: tuple[NodeView, ...] = ()
         self.foreign: dict[str, WorkerNeed] = {}
 
-    def is_due(self) -> bool:
-        age_s = self._clock.monotonic() - self._read_mono
-        return self.snapshot is None or self.is_expired or age_s >= READ_S
-
-    def start_call(self, cluster: Cluster) -> asyncio.Task[ClusterSnapshot] | None:
-        """Fetch a snapshot, unless a call is under way. Return the call; None if it hangs, so that nothing waits for
-        it."""
-        mono = self._clock.monotonic()
-        if self._task is None:
-            self._task = asyncio.create_task(_fetch_snapshot(cluster, fresh=self.is_expired))
-            self._task.add_done_callback(_retrieve_error)
-            self._began_mono, self.is_expired = mono, False
-        elif not self._task.done() and mono - self._began_mono >= _SNAPSHOT_S:
-            return None
-        return self._task
-
-    def take_result(self) -> None:
-        """Take the result of the call, if it has ended. Raises only errors that are not the cluster's."""
-        mono, task = self._clock.monotonic(), self._task
-        assert task is not None
-        if not task.done():
-            if self.snapshot is None or mono - self._read_mono >= _SNAPSHOT_S:
-                self._mark_unreachable(f"no answer from the Ray head within {_SNAPSHOT_S:g} s")
-            return
-        self._task = None
+    def read(self, cluster: Cluster, job_ids: set[str]) -> None:
+        """Take the newest snapshot. `job_ids`: jobs with an attempt there. Raises only errors that are not the
+        cluster's."""
         try:
-            self.snapshot = self.newest = task.result()
+            snapshot = cluster.snapshot()
         except ClusterError as error:
-            self._mark_unreachable(str(error))
+            if self.snapshot is not None:
+                _log.warning("ray_head.away", extra={"cluster": self.name, "error": str(error)})
+            self.snapshot, self.why_away = None, str(error)
             return
-        self.why_away, self._read_mono, self._is_new = "", mono, True
+        mono = self._clock.monotonic()
+        if snapshot is not self.snapshot or mono - self._read_mono >= READ_S:
+            self._read_mono = mono
+            self.foreign = self._foreign_use.observe(snapshot, job_ids, mono)
+        self.snapshot = self.newest = snapshot
+        self.why_away = ""
 
-    def observe(self, job_ids: set[str]) -> None:
-        """Update what others have reserved from a new snapshot. `job_ids`: jobs with an attempt there."""
-        if self._is_new and self.snapshot is not None:
-            self.foreign = self._foreign_use.observe(self.snapshot, job_ids, self._read_mono)
-            self._is_new = False
-
-    def summary(self, joined: JoinedAs, num_jobs: int) -> ClusterSummary:
+    def summary(self, joined: ClusterMembership, num_jobs: int) -> ClusterSummary:
         alive = [node for node in self.nodes if node.alive]
         free = [] if self.snapshot is None else [*self.snapshot.free.values()]
         return ClusterSummary(
@@ -265,14 +241,9 @@ class _ClusterPoller:
             num_jobs=num_jobs,
         )
 
-    def _mark_unreachable(self, reason: str) -> None:
-        if self.snapshot is not None:
-            _log.warning("ray_head.away", extra={"cluster": self.name, "error": reason})
-        self.snapshot, self.why_away = None, reason
-
 
 def _with_cluster(
-    nodes: Sequence[Node], name: str, joined: JoinedAs, cordons: Mapping[str, Cordon]
+    nodes: Sequence[Node], name: str, joined: ClusterMembership, cordons: Mapping[str, Cordon]
 ) -> tuple[Node, ...]:
     """Add the cluster's name, labels and cordon to its nodes. Labels and cordon of a node take precedence."""
     cluster_cordon = node_rules.cordon_of_cluster(name, joined.cordon)
@@ -291,20 +262,6 @@ def _with_cluster(
 def _node_view(node: Node, foreign: Mapping[str, WorkerNeed]) -> NodeView:
     others = foreign.get(node.node_id, _NOTHING)
     return NodeView.of(node, cpus_of_others=others.cpus, gpus_of_others=others.gpus)
-
-
-async def _fetch_snapshot(cluster: Cluster, *, fresh: bool) -> ClusterSnapshot:
-    """`fresh`: ask for a snapshot that is not older than this call."""
-    if fresh and cluster.connected:
-        with suppress(ClusterUnreachable):  # then what was reported last counts
-            await cluster.look_now()
-    return await asyncio.to_thread(cluster.snapshot)
-
-
-def _retrieve_error(task: asyncio.Task[ClusterSnapshot]) -> None:
-    """Retrieve the error of a call, so that asyncio does not report it as lost if nothing waits for the call."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _count_workers(

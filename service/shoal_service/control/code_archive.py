@@ -27,8 +27,12 @@ import struct
 import time
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from shoal_service.core.quantities import count_text, size_text
 
@@ -227,7 +231,7 @@ def _files_of(root: Path) -> tuple[dict[str, Path], int]:
         links = [name for name in subfolders if (Path(folder) / name).is_symlink()]
         kept = {name: Path(folder) / name for name in [*names, *subfolders] if name not in EXCLUDED_NAMES}
         for name, path in list(kept.items()):
-            if rules.ignore(path.relative_to(root).as_posix(), is_folder=name in subfolders):
+            if rules.match_file(path.relative_to(root).as_posix() + ("/" if name in subfolders else "")):
                 num_ignored += 1
                 del kept[name]
         subfolders[:] = sorted(name for name in subfolders if name in kept)
@@ -255,14 +259,21 @@ def _files_of(root: Path) -> tuple[dict[str, Path], int]:
     return dict(sorted(archived.items())), num_ignored
 
 
-def _ignore_rules(root: Path) -> IgnoreRules:
+def _ignore_rules(root: Path) -> GitIgnoreSpec:
     path = root / IGNORE_FILE
-    if not path.is_file():
-        return IgnoreRules()
     try:
-        return IgnoreRules.parse(path.read_text(encoding="utf-8"))
+        return parse_ignore_rules(path.read_text(encoding="utf-8") if path.is_file() else "")
     except UnicodeDecodeError:
         raise CodeArchiveError(f"{path} is not UTF-8 text.") from None
+
+
+def parse_ignore_rules(text: str) -> GitIgnoreSpec:
+    """Read the lines of a `.shoalignore`, as git reads them."""
+    patterns: list[GitIgnoreSpecPattern] = []
+    for line in text.removeprefix("\ufeff").splitlines():
+        with suppress(ValueError, re.error):  # a range that ends before it begins, for example; git matches nothing
+            patterns += GitIgnoreSpec.from_lines([line]).patterns
+    return GitIgnoreSpec(patterns)
 
 
 def _require_small(sizes: dict[str, int], root: Path, max_bytes: int) -> None:
@@ -284,76 +295,3 @@ def _entry(name: str, path: Path) -> zipfile.ZipInfo:
     entry.create_system = 3
     entry.compress_type = zipfile.ZIP_DEFLATED
     return entry
-
-
-_TOKEN = re.compile(
-    r"""
-    (?P<folders_before>^\*\*/) | (?P<all_inside>/\*\*$) | (?P<folders_between>/\*\*(?=/)) | (?P<name_part>\*+)
-    | (?P<character>\?) | \[(?P<negated>[!^]?)(?P<characters>\]?(?:\\.|[^\]\\])*)\] | \\(?P<escaped>.) | (?P<plain>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    expression: re.Pattern[str]
-    ignores: bool
-    only_folders: bool
-
-
-@dataclass(frozen=True, slots=True)
-class IgnoreRules:
-    """The patterns of one file. The last one that matches decides."""
-
-    patterns: tuple[_Pattern, ...] = ()
-
-    @staticmethod
-    def parse(text: str) -> IgnoreRules:
-        """Read the lines of a `.shoalignore`."""
-        patterns = (_pattern(line) for line in text.removeprefix("\ufeff").splitlines())
-        return IgnoreRules(tuple(rule for rule in patterns if rule is not None))
-
-    def ignore(self, path: str, *, is_folder: bool) -> bool:
-        """Return whether a file or directory is left out. `path`: relative to the directory of the file, with
-        slashes."""
-        for pattern in reversed(self.patterns):
-            if (is_folder or not pattern.only_folders) and pattern.expression.fullmatch(path):
-                return pattern.ignores
-        return False
-
-
-def _pattern(line: str) -> _Pattern | None:
-    line = re.sub(r"(?<!\\) +$", "", line)
-    ignores = not line.startswith("!")
-    text = line if ignores else line[1:]
-    only_folders = text.endswith("/")
-    text = text.removesuffix("/")
-    if not text or line.startswith("#"):
-        return None
-    is_anywhere = "/" not in text
-    expression = "".join(_expression(token) for token in _TOKEN.finditer(text.removeprefix("/")))
-    try:
-        return _Pattern(re.compile(("(?:.*/)?" if is_anywhere else "") + expression, re.DOTALL), ignores, only_folders)
-    except re.error:  # a range that ends before it begins, for example; git matches nothing with it
-        return None
-
-
-def _expression(token: re.Match[str]) -> str:
-    match token.lastgroup:
-        case "folders_before":
-            return "(?:.*/)?"
-        case "folders_between":
-            return "(?:/.*)?"
-        case "all_inside":
-            return "/.+"
-        case "name_part":
-            return "[^/]*"
-        case "character":
-            return "[^/]"
-        case "characters":
-            inside = token["characters"].replace("[", r"\[").replace("&", r"\&").replace("~", r"\~").replace("|", r"\|")
-            inside = inside.replace("]", r"\]", 1) if inside.startswith("]") else inside
-            return f"(?!/)[{'^' if token['negated'] else ''}{inside}]"
-        case _:
-            return re.escape(token["escaped"] or token["plain"])

@@ -5,12 +5,16 @@
 
 Run by `shoal serve`. Training never depends on it: supervisors and workers go on without a control plane. After a
 restart the first pass starts a driver for each job that has an attempt, which finds its supervisor by name and only
-writes directives to it; `Leftovers` ends the supervisors of attempts whose end was stored. Every write is guarded by
+writes directives to it; `OrphanReaper` ends the supervisors of attempts whose end was stored. Every write is guarded by
 the lease's epoch.
 
 A pass begins when a job or a node has changed, and at the latest after a second. The policy is asked only if something
 changed that it depends on besides progress, or after some seconds. A cluster that does not answer holds up nothing: its
 jobs keep what they have, and the others are scheduled as usual.
+
+`DecisionWriter` writes the policy's decisions into the store, from which drivers pass them on to supervisors. Workers
+are given back before others get them, and all of it happens in one pass: the newcomer's supervisor starts while the
+other group still switches to fewer workers, and Ray creates its workers as the resources come free.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias, assert_never
 
 from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable
@@ -27,21 +32,28 @@ from shoal_service.clusters.wire import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
-from shoal_service.control.decisions import DecisionWriter, changes_of
-from shoal_service.control.driver import Driver, Leftovers
+from shoal_service.control.driver import Driver, OrphanReaper
 from shoal_service.control.errands import Errands
-from shoal_service.control.market.build import MarketBuilder, Whereabouts, market_nodes, standing_of
+from shoal_service.control.islands import RoundCloser, find_runs
+from shoal_service.control.market.build import (
+    ClusterConstraints,
+    MarketBuilder,
+    fingerprint,
+    market_nodes,
+    named_cluster,
+)
 from shoal_service.control.market.outlook import find_cramped_jobs, find_demand, forecast_start, predict_freed_nodes
 from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
-from shoal_service.control.probation import Probation
+from shoal_service.control.probation import run_due_test
 from shoal_service.control.protocols import Clusters
 from shoal_service.control.submission import Pruner
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.desired import Desired
-from shoal_service.core.scheduling.decide import decide
+from shoal_service.core.scheduling.decide import after, decide
+from shoal_service.core.scheduling.explaining import HeldBack, held_back
 from shoal_service.core.scheduling.market import (
     Decision,
     MarketState,
@@ -49,11 +61,11 @@ from shoal_service.core.scheduling.market import (
     Preempt,
     Resize,
     Start,
+    Wait,
     WorkerNeed,
 )
 from shoal_service.fleet_views import ClusterView, StartForecast
-from shoal_service.store import Lease, LeaseLost, Store, Topic, driving, queueing, reporting
-from shoal_service.store.driving import DriveRow
+from shoal_service.store import DriveRow, Lease, LeaseLost, RequestConflict, Store, Topic, driving, queueing, reporting
 from shoal_service.telemetry.tallies import PassTimes
 from shoal_service.views import JobView
 from shoal_workers.contract import EndReason, JobSpec, JobState, Stacks
@@ -103,8 +115,6 @@ class ControlLoop:
         self._lease_watch, self._renewed_mono = LeaseWatch(), 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._quarantined: frozenset[str] = frozenset()
-        self._probations: dict[str, Probation] = {}
-        """Probations by cluster."""
         self._errands = Errands()
         self._times = times or PassTimes()
         self._reader = ClusterReader(store, clusters, clock, config.max_probation)
@@ -112,7 +122,8 @@ class ControlLoop:
         self._market, self._spared = MarketBuilder(config.profiles), SparedJobs()
         self._writer, self._links = DecisionWriter(store, clusters.own), SupervisorLinks(store, clock)
         self._pruner = Pruner(store)
-        self._leftovers = Leftovers(store, clusters)
+        self._round_closer = RoundCloser(store)
+        self._leftovers = OrphanReaper(store, clusters)
         self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url, policy)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
@@ -248,10 +259,9 @@ class ControlLoop:
         elif reachable:
             await self._schedule(rows, self._lease)
             await asyncio.to_thread(self._pruner.prune, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
-            joined = self._clusters.joined
-            self._probations = {name: probation for name, probation in self._probations.items() if name in joined}
+            self._close_rounds(rows, self._lease)
             for cluster in self._reader.connected:
-                await self._look_after(cluster, self._lease)
+                self._look_after(cluster, self._lease)
         else:
             self._drive_all(rows, self._lease)  # supervisors go on, and can be directed to pause or to cancel
         self._forget_ended()
@@ -274,18 +284,15 @@ class ControlLoop:
                 ended.add(row.id)
         return [row for row in rows if row.id not in ended]
 
-    async def _look_after(self, cluster: str, lease: Lease) -> None:
-        """Does what a cluster needs beside its jobs: ends leftovers, and tests suspected nodes."""
+    def _look_after(self, cluster: str, lease: Lease) -> None:
+        """Begin what a cluster needs besides its jobs: the end of leftovers, and tests of suspected nodes."""
         if keys := self._leftovers.of(self._reader.attempts(cluster), self._drivers):
             self._errands.begin(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
-        probation = self._probations.get(cluster)
-        if probation is None:
-            probation = self._probations[cluster] = Probation(self._store, self._clusters.of(cluster), self._clock)
-        nodes, now = self._reader.nodes_of(cluster), self._clock.time()
-        try:
-            await probation.consider(nodes, epoch=lease.epoch, now=now)
-        except ClusterUnreachable as error:
-            _log.warning("cluster.unreachable", extra={"cluster": cluster, "error": str(error)})
+        nodes = self._reader.nodes_of(cluster)
+        if any(node.suspected for node in nodes):
+            tester = self._clusters.of(cluster)
+            test = partial(run_due_test, self._store, tester, nodes, self._clock, epoch=lease.epoch)
+            self._errands.begin(cluster, "test a suspected node", test)
 
     def _node_changed(self, cluster: str) -> None:
         self._reader.expire(cluster)
@@ -323,7 +330,7 @@ class ControlLoop:
             where = await self._moving.whereabouts(rows, lease)
             state = await asyncio.to_thread(self._market_state, rows, now, where)
         self._last_market = state
-        standing = standing_of(state)
+        standing = fingerprint(state)
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
             self._drive_all(rows, lease)
             return
@@ -346,17 +353,15 @@ class ControlLoop:
 
     def _predict_freed_nodes(
         self, changes: Sequence[Start | Resize | Preempt], rows: Mapping[str, DriveRow]
-    ) -> dict[str, Mapping[str, int]]:
+    ) -> Mapping[str, Mapping[str, int]]:
         """Return the nodes that other jobs give up for jobs that start in the same cluster, by job."""
-        by_cluster: dict[str, list[Start | Resize | Preempt]] = {}
-        for change in changes:
+
+        def find_cluster(change: Start | Resize | Preempt) -> str:
             cluster = change.cluster if isinstance(change, Start) else self._cluster_of(rows[change.job_id])
-            by_cluster.setdefault(cluster or self._clusters.own, []).append(change)
+            return cluster or self._clusters.own
+
         grants = {row.id: row.granted_workers for row in rows.values()}
-        freed: dict[str, Mapping[str, int]] = {}
-        for there in by_cluster.values():
-            freed |= predict_freed_nodes(there, grants, self._reader.reservations)
-        return freed
+        return predict_freed_nodes(changes, grants, self._reader.reservations, find_cluster)
 
     def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
         with paused_collector():
@@ -376,7 +381,7 @@ class ControlLoop:
                 if self._errands.begin(name, "ask for room", request):
                     self._requested[name] = wanted, mono
 
-    def _market_state(self, rows: list[DriveRow], now: float, where: Whereabouts) -> MarketState:
+    def _market_state(self, rows: list[DriveRow], now: float, where: ClusterConstraints) -> MarketState:
         reader = self._reader
         with self._store.read() as tx:
             projects, users = queueing.defined_projects(tx), queueing.defined_users(tx)
@@ -424,10 +429,15 @@ class ControlLoop:
                 links=self._links,
             )
             driver.expect(places)
-            driver.update(row, avoid, server_stops=server_stops, moves=moves)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")
             self._drivers[key] = (driver, task)
         self._drivers[key][0].update(row, avoid, server_stops=server_stops, moves=moves)
+
+    def _close_rounds(self, rows: Sequence[DriveRow], lease: Lease) -> None:
+        """Look at the rounds of islands, without waiting for the storage."""
+        for run in find_runs(rows, self._config.checkpoint_url):
+            look = partial(self._round_closer.look, run, epoch=lease.epoch, now=self._clock.time())
+            self._errands.begin(run.run, "close the round of islands", look)
 
     def _forget_ended(self) -> None:
         for key, (_, task) in list(self._drivers.items()):
@@ -446,14 +456,12 @@ class ControlLoop:
             if self._cluster_of(row) != self._clusters.own:
                 continue
             try:
-                with self._store.write(lease.epoch) as tx:
-                    driving.requeue(
-                        tx,
-                        row.id,
-                        reason=EndReason.CLUSTER_LOST,
-                        message=f"the server ended the Ray cluster before attempt {row.attempt} was saved",
-                        now=self._clock.time(),
-                    )
+                self._store.writing(driving.requeue, lease.epoch)(
+                    row.id,
+                    reason=EndReason.CLUSTER_LOST,
+                    message=f"the server ended the Ray cluster before attempt {row.attempt} was saved",
+                    now=self._clock.time(),
+                )
             except LeaseLost as error:
                 _log.warning("lease.lost", extra={"error": str(error)})
                 return
@@ -483,8 +491,6 @@ class ControlLoop:
     async def _stop_driving(self) -> None:
         """Ends all drivers. Nothing is driven without the lease, and supervisors go on alone."""
         self._lease = self._last_market = None
-        for probation in self._probations.values():
-            probation.stop()
         self._errands.drop()
         self._moving.drop()
         tasks = [task for _, task in self._drivers.values()]
@@ -510,3 +516,103 @@ def pauses_after(pass_s: float) -> tuple[float, float]:
 
 def _within(wanted_s: float) -> float:
     return min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, wanted_s))
+
+
+Change: TypeAlias = Start | Resize | Preempt
+_REFRESH_S = 10.0
+"""Seconds after which expected starts are stored again if nothing else has changed: they change with every decision."""
+
+
+class DecisionWriter:
+    """Writes decisions to the store. Made by the control loop. Every method raises LeaseLost."""
+
+    def __init__(self, store: Store, own: str = "") -> None:
+        """`own`: the cluster in which a job starts if the policy names none."""
+        self._store = store
+        self._own = own
+        self._written: object = None
+        self._written_at = 0.0
+        self._explained: object = None
+        """The grants and the versions of the specs for which growth was explained last."""
+        self._explained_at = 0.0
+        """When growth was explained last."""
+
+    async def write(self, changes: Sequence[Change], rows: Mapping[str, DriveRow], *, epoch: int, now: float) -> None:
+        """Write the decisions, those that give workers back first."""
+        for change in sorted(changes, key=lambda decision: _turn(decision, rows[decision.job_id])):
+            try:
+                await asyncio.to_thread(self._change, change, rows[change.job_id], epoch, now)
+            except RequestConflict:
+                pass  # paused or cancelled since the decision
+
+    async def explain(
+        self, state: MarketState, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
+    ) -> None:
+        """Store why jobs wait, and why running ones get no more. Called after `write`, and after supervisors were
+        informed: they must not wait for explanations."""
+        await self._explain_waits([decision for decision in decisions if isinstance(decision, Wait)], epoch, now)
+        await self._explain_growth(state, changes_of(decisions), rows, epoch, now)
+
+    def _change(self, change: Change, row: DriveRow, epoch: int, now: float) -> None:
+        with self._store.write(epoch) as tx:
+            match change:
+                case Start(job_id, workers, reason, cluster, flows):
+                    where = cluster or named_cluster(row.spec) or self._own
+                    driving.begin_attempt(
+                        tx, job_id, workers=workers, cluster=where, reason=reason, flows=flows, now=now
+                    )
+                case Resize(job_id, workers, reason, flows):
+                    driving.set_grant(tx, job_id, workers=workers, reason=reason, flows=flows, now=now)
+                case Preempt(job_id, reason, beneficiary, flows):
+                    driving.preempt(tx, job_id, reason=reason, beneficiary=beneficiary, flows=flows, now=now)
+                case _:
+                    assert_never(change)
+
+    async def _explain_growth(
+        self, state: MarketState, changes: Sequence[Change], rows: Mapping[str, DriveRow], epoch: int, now: float
+    ) -> None:
+        """Explains growth at once if the policy was asked about something new, otherwise now and then: the numbers in
+        the words change with the progress of the jobs."""
+        standing = {job.job_id: (job.granted, rows[job.job_id].spec_version) for job in state.jobs}
+        if not changes and standing == self._explained and 0 <= now - self._explained_at < _REFRESH_S:
+            return
+        answers = await asyncio.to_thread(_held_back, state, changes, now)
+        versions = {job.job_id: rows[job.job_id].spec_version for job in state.jobs}
+        await asyncio.to_thread(self._store.writing(queueing.save_growth, epoch), answers, versions, now=now)
+        self._explained, self._explained_at = standing, now
+
+    async def _explain_waits(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
+        """Store the order of the queue, and why each job waits."""
+        message = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
+        if message != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
+            is_whole = await asyncio.to_thread(self._write_places, waits, epoch, now)
+            self._written, self._written_at = message if is_whole else None, now
+
+    def _write_places(self, waits: Sequence[Wait], epoch: int, now: float) -> bool:
+        """Write places in the queue. False: there are too many for one transaction, and the next call writes the
+        rest."""
+        changes = self._store.reading(queueing.differing)(waits, now=now)
+        self._store.writing(queueing.save_places, epoch)(changes)
+        return not changes.num_left
+
+
+def changes_of(decisions: Sequence[Decision]) -> list[Change]:
+    """The decisions that change something, without the jobs that wait."""
+    return [decision for decision in decisions if not isinstance(decision, Wait)]
+
+
+def _turn(change: Change, row: DriveRow) -> int:
+    match change:
+        case Preempt():
+            return 0
+        case Resize(_, workers, _):
+            return 0 if workers < row.granted_workers else 2
+        case Start():
+            return 1
+        case _:
+            assert_never(change)
+
+
+def _held_back(state: MarketState, changes: Sequence[Change], now: float) -> list[HeldBack]:
+    with paused_collector():
+        return held_back(after(state, changes, now), now)

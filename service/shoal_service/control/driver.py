@@ -1,5 +1,5 @@
 """Driver: follows one attempt of one job. Starts or finds its supervisor, writes its directives, notices its silence.
-`Leftovers` ends what is in a cluster of attempts that have no driver, because they are over.
+`OrphanReaper` ends what is in a cluster of attempts that have no driver, because they are over.
 
     store  <- reports       reception     <- supervisor, which dials home
     store  -> link          this driver: has it reported lately?
@@ -23,7 +23,7 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from shoal_service.clock import Clock, wait_for_any
+from shoal_service.clock import Clock, SilenceTimer, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable, OrderUnanswered, SupervisorGone, SupervisorUnavailable
 from shoal_service.clusters.wire import AttemptKey
 from shoal_service.control.config import ControlConfig
@@ -39,6 +39,7 @@ from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.home import Home
 from shoal_service.store import (
+    DriveRow,
     LeaseLost,
     Store,
     StoreError,
@@ -51,7 +52,6 @@ from shoal_service.store import (
     reporting,
     supervisor_links,
 )
-from shoal_service.store.driving import DriveRow
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root, with_origin
 from shoal_workers.contract import WIRE_VERSION, EndReason, JobSpec, Stacks, settings_of
 
@@ -77,50 +77,21 @@ _REAP_S = 5.0
 _STACKS_S = 35.0
 
 
-class _HostSilent(Exception):
-    """The supervisor's host does not answer."""
-
-    def __init__(self, node_id: str) -> None:
-        super().__init__(node_id)
-        self.node_id = node_id
-
-
-class _Unheard(Exception):
-    """The supervisor is there, but cannot report to this service. The message is the reason."""
-
-
-class _StartsInVain(Exception):
-    """The supervisor's processes die before they record their start. The argument is the decision that follows."""
-
-
-class _Silence:
-    """Measures how long no report has come, in the time in which this process was awake: a process that was suspended
-    took no reports."""
+class _ReportTimer(SilenceTimer):
+    """Measures how long no report has come, and says when to look into it."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._reported_at: float | None = None
-        self._looked_mono = clock.monotonic()
-        self._silent_s = self._examined_s = 0.0
-
-    def seen(self, reported_at: float) -> bool:
-        """Note the time of the newest report, at each look. Returns whether a report has come since the look before;
-        the first look shows nothing."""
-        now_mono = self._clock.monotonic()
-        self._silent_s += min(now_mono - self._looked_mono, 2 * _LOOK_S)
-        self._looked_mono = now_mono
-        before, self._reported_at = self._reported_at, reported_at
-        if before is None or reported_at == before:
-            return False
-        self._silent_s = self._examined_s = 0.0
-        return True
+        super().__init__(clock, 2 * _LOOK_S)
+        self._examined_s = 0.0
 
     def overdue_s(self) -> float | None:
         """Seconds of silence if it is time to look into it; otherwise None."""
-        if self._silent_s - self._examined_s < _OVERDUE_S:
+        if self.silent_s < self._examined_s:
+            self._examined_s = 0.0  # a report has come
+        if self.silent_s - self._examined_s < _OVERDUE_S:
             return None
-        self._examined_s = self._silent_s
-        return self._silent_s
+        self._examined_s = self.silent_s
+        return self.silent_s
 
 
 class Driver:
@@ -160,7 +131,8 @@ class Driver:
         """When the supervisor had reported last at the newest unexpected error."""
         self._unrecorded: int | None = None
         """Number of starts that were not recorded when the supervisor last reported; None means unknown."""
-        self._is_rekeyed = False
+        self._is_rekeyed = self._is_over = False
+        self._timer = _ReportTimer(clock)
         self._stacks: StacksRequest | None = None
         self._stacks_turn = asyncio.Lock()
         """A directive has one request: the next one waits for its answer."""
@@ -231,10 +203,9 @@ class Driver:
         without an answer count until the supervisor has reported, since its workers then train on without them.
         """
         with self._requests(self._requested):
-            is_over = False
-            while not is_over:
+            while not self._is_over:
                 try:
-                    is_over = await self._attend()
+                    await self._attend()
                 except (LeaseLost, StoreUnavailable):
                     raise
                 except Exception as error:
@@ -243,57 +214,45 @@ class Driver:
                     ):
                         await self._clock.sleep(_AWAY_S)
                     else:
-                        is_over = await self._count_error(error)
+                        await self._count_error(error)
 
-    async def _attend(self) -> bool:
-        """Follows the attempt, and does what has to be done about it. False: it goes on."""
+    async def _attend(self) -> None:
+        """Follow the attempt until it is over, or its supervisor could not be started and another start is due."""
         try:
             with self._failed_creation():
                 await self._follow()
-            return True
-        except _HostSilent as error:
-            await self._replace(error.node_id)
-            return False
-        except _Unheard as error:
-            if await self._rekey(str(error)):
-                return False
-            await self._requeue("cannot report to this service", error)
-            return True
-        except _StartsInVain as error:
-            decision: StartDecision = error.args[0]
+            return
         except SupervisorGone as error:
             if self._has_reported:
-                await self._requeue("is gone", error)
-                return True
+                await self._requeue(f"is gone: {error}")
+                return
             self._num_failed += 1
             decision = supervisor_starts.after_failure(self._num_failed, str(error))
-        await self._report_failed_start(decision)
-        if not decision.again:
+        await self._record_failed_start(decision)
+        if decision.again:
+            await self._reap()
+            await self._clock.sleep(decision.after_s)
+        else:
             await self._end(decision)
-            return True
-        await self._reap()
-        await self._clock.sleep(decision.after_s)
-        return False
 
-    async def _count_error(self, error: Exception) -> bool:
-        """Counts an unexpected error, and pauses. True: the attempt is over, or has ended now because there were too
-        many since its supervisor has reported."""
+    async def _count_error(self, error: Exception) -> None:
+        """Count an unexpected error, and pause. End the attempt after too many since its supervisor has reported."""
         self._log_error(error)
         self._num_errors += 1
         try:
-            if await self._note_error(error):
-                return True
+            await self._note_error(error)
         except (LeaseLost, StoreUnavailable):
             raise
         except Exception as another:  # noted with the next one
             self._log_error(another)
-        await self._clock.sleep(supervisor_starts.pause_s(self._num_errors))
-        return False
+        if not self._is_over:
+            await self._clock.sleep(supervisor_starts.pause_s(self._num_errors))
 
-    async def _note_error(self, error: Exception) -> bool:
+    async def _note_error(self, error: Exception) -> None:
         link = await self._links.of(self._key, newest=True)
         if link is None:
-            return True
+            self._is_over = True
+            return
         if link.reported_at != self._reported_at:
             self._num_errors, self._reported_at = 1, link.reported_at
         decision = supervisor_starts.after_error(self._num_errors, f"{type(error).__name__}: {error}")
@@ -303,18 +262,17 @@ class Driver:
         await asyncio.to_thread(note, self._row.id, event, now=self._clock.time())
         if not decision.again:
             await self._end(decision)
-        return not decision.again
 
     def _log_error(self, error: Exception) -> None:
         _log.error("driver.failed", exc_info=error, extra={"job": self._row.id, "attempt": self._row.attempt})
 
     async def _follow(self) -> None:
-        """Follows the attempt until it is over."""
-        silence = _Silence(self._clock)
+        """Follow the attempt until it is over. Raises SupervisorGone."""
+        self._timer = _ReportTimer(self._clock)
         link = await self._links.of(self._key, newest=True)
         if link is not None:
             self._has_reported = link.life > 0
-            silence.seen(link.reported_at)
+            self._timer.observe(link.reported_at)
             try:
                 await self._find_or_start(has_token=link.has_token)
             except ClusterUnreachable:
@@ -322,22 +280,24 @@ class Driver:
                     raise  # there may be none yet
         steering = asyncio.create_task(self._steer())
         try:
-            while await self._goes_on(silence):
+            while not self._is_over and await self._goes_on():
                 if steering.done():
                     steering.result()
-                overdue_s = silence.overdue_s()
+                overdue_s = self._timer.overdue_s()
                 if overdue_s is not None or self._could_not_be_created():
-                    await self._look_into(overdue_s or 0.0)
+                    await self._check_silent_supervisor(overdue_s or 0.0)
                 await wait_for_any(self._clock, self._requested, timeout_s=_LOOK_S)
         finally:
             steering.cancel()
             await asyncio.gather(steering, return_exceptions=True)
-        await self._reap_at_last()
+        if not self._is_over:
+            await self._reap_at_last()
+            self._is_over = True
 
     async def _reap_at_last(self) -> None:
         try:
             await to_its_end(self._reap(), self._clock, _REAP_S)
-        except Exception as error:  # `Leftovers` ends what is left there once the cluster is back
+        except Exception as error:  # `OrphanReaper` ends what is left there once the cluster is back
             fields = {"job": self._row.id, "attempt": self._row.attempt, "error": str(error)}
             _log.warning("attempt.not_reaped", extra=fields)
 
@@ -367,7 +327,7 @@ class Driver:
     async def _reap(self) -> None:
         await self._cluster.reap(*self._key)
 
-    async def _goes_on(self, silence: _Silence) -> bool:
+    async def _goes_on(self) -> bool:
         newest = self._requested.is_set()
         self._requested.clear()  # before the store is read: what is reported meanwhile sets it again
         try:
@@ -376,63 +336,75 @@ class Driver:
             return True  # no supervisor can report now
         if link is None:
             return False
-        if silence.seen(link.reported_at):
+        if self._timer.observe(link.reported_at):
             self._has_reported, self._unrecorded, self._is_rekeyed = True, None, False
         return True
 
-    async def _look_into(self, silent_s: float) -> None:
-        """Called when the supervisor has not reported for `silent_s` seconds. Raises what has to be done about it."""
+    async def _check_silent_supervisor(self, silent_s: float) -> None:
+        """Find out why the supervisor has not reported for `silent_s` seconds, and act on it. Raises SupervisorGone."""
         try:
             supervisor = await self._cluster.find_supervisor(*self._key)
             if supervisor is None:
                 why = await self._cluster.why_gone(*self._key)
                 raise SupervisorGone(why or "no actor of that name is in the cluster")
             node_id = await self._cluster.silent_supervisor(*self._key)
-            if node_id:
-                raise _HostSilent(node_id)
-            if silent_s >= _UNANSWERED_S:
-                await self._check_starts()
+            if not node_id and silent_s >= _UNANSWERED_S and await self._give_up_starts():
+                return
         except ClusterUnreachable:
             if not self._has_reported:
                 raise  # `run` counts it, or waits
             return
-        if self._is_rekeyed or not self._has_reported:
-            return
-        if not supervisor.dials_here and silent_s >= _ELSEWHERE_S:
-            raise _Unheard("it reports to another address than this service has now")
-        if silent_s >= _UNKNOWN_S:
-            raise _Unheard(f"it has not reported for {_UNKNOWN_S:g} s, and its host answers")
+        if node_id:
+            # Ray would start another one too, but only after its verdict (decision 0018). Nothing is lost if the host
+            # was only slow: the new supervisor claims the next incarnation, and the workers refuse the old one.
+            if await self._start_another(node_id):
+                await self._record(SupervisorMoved(node_id=node_id))
+        elif self._has_reported and not self._is_rekeyed:
+            if not supervisor.dials_here and silent_s >= _ELSEWHERE_S:
+                await self._rekey("it reports to another address than this service has now")
+            elif silent_s >= _UNKNOWN_S:
+                await self._rekey(f"it has not reported for {_UNKNOWN_S:g} s, and its host answers")
 
-    async def _requeue(self, what: str, error: Exception) -> None:
+    async def _give_up_starts(self) -> bool:
+        """End the attempt if processes of its supervisor die before they record their start. False: they do not."""
+        starts = await self._cluster.unrecorded_starts(*self._key)
+        if self._unrecorded is None:
+            self._unrecorded = starts if self._has_reported else 0
+        if supervisor_starts.while_unanswered(starts, self._unrecorded).again:
+            return False
+        ends = await self._cluster.last_ends(*self._key)
+        decision = supervisor_starts.while_unanswered(starts, self._unrecorded, ends)
+        await self._record_failed_start(decision)
+        await self._end(decision)
+        return True
+
+    async def _requeue(self, problem: str) -> None:
         await self._reap()
         await asyncio.to_thread(
             self._store.writing(driving.requeue, self._epoch),
             self._row.id,
             reason=EndReason.SUPERVISOR_LOST,
-            message=f"the supervisor of attempt {self._row.attempt} {what}: {error}",
+            message=f"the supervisor of attempt {self._row.attempt} {problem}",
             now=self._clock.time(),
         )
+        self._is_over = True
 
     async def _end(self, decision: StartDecision) -> None:
         """Ends the attempt in place of its supervisor, which cannot report the end."""
         end = self._store.writing(reporting.end_attempt, self._epoch)
         await asyncio.to_thread(end, self._row.id, decision.end, decision.reason, now=self._clock.time())
         await self._reap_at_last()
+        self._is_over = True
 
-    async def _report_failed_start(self, decision: StartDecision) -> None:
-        event = SupervisorStartFailed(
-            number=max(1, self._num_failed),
-            after_s=decision.after_s if decision.again else None,
-            message=decision.reason,
-        )
-        await self._record(event)
+    async def _record_failed_start(self, decision: StartDecision) -> None:
+        after_s, number = decision.after_s if decision.again else None, max(1, self._num_failed)
+        await self._record(SupervisorStartFailed(number=number, after_s=after_s, message=decision.reason))
 
     async def _find_or_start(self, *, has_token: bool) -> None:
-        """Find the supervisor; start it if none has ever reported. Raises SupervisorGone, _Unheard."""
-        supervisor = await self._cluster.find_supervisor(*self._key)
-        if supervisor is not None and not has_token:
-            raise _Unheard("the token of the attempt is not in the database")
-        if supervisor is not None:
+        """Find the supervisor; start it if none has ever reported. Raises SupervisorGone."""
+        if await self._cluster.find_supervisor(*self._key) is not None:
+            if not has_token:
+                await self._rekey("the token of the attempt is not in the database")
             return
         if self._has_reported:
             raise SupervisorGone("no actor of that name is in the cluster")
@@ -450,44 +422,30 @@ class Driver:
         await asyncio.to_thread(self._store.writing(supervisor_links.keep_token, self._epoch), *self._key, token)
         return Home(token=token)
 
-    async def _replace(self, node_id: str) -> None:
-        """Start another supervisor in place of one whose host is silent. Ray would do so too, but only after its
-        verdict (decision 0018). Nothing is lost if the host was only slow to answer: the new supervisor claims the next
-        life, and the workers refuse the old one."""
-        if await self._start_another(node_id):
-            await self._record(SupervisorMoved(node_id=node_id))
-
-    async def _rekey(self, message: str) -> bool:
+    async def _rekey(self, reason: str) -> None:
         """Start another supervisor with a new token, in place of one that does not report with the token in the
-        database, or not to this service. The workers train on. False: this was done before and has not helped, or it
-        cannot be done."""
-        if self._is_rekeyed:
-            return False
-        self._is_rekeyed = True
-        if not await self._start_another(""):
-            return False
-        await self._record(SupervisorRekeyed(message=message))
-        return True
+        database, or not to this service. The workers train on. If this was done before and has not helped, or cannot be
+        done, the job returns to the queue."""
+        was_rekeyed, self._is_rekeyed = self._is_rekeyed, True
+        if not was_rekeyed and await self._start_another(""):
+            await self._record(SupervisorRekeyed(message=reason))
+        else:
+            await self._requeue(f"cannot report to this service: {reason}")
 
     async def _start_another(self, silent_node: str) -> bool:
         home = await self._new_home()
         while True:
             try:
-                return await self._cluster.replace_supervisor(*self._key, silent_node, home)
+                is_started = await self._cluster.replace_supervisor(*self._key, silent_node, home)
             except ClusterUnreachable:
                 await self._clock.sleep(_RETRY_S)
+            else:
+                self._timer = _ReportTimer(self._clock)  # the other supervisor has its own time to report
+                return is_started
 
     async def _record(self, event: JobEvent) -> None:
         now = self._clock.time()
         await asyncio.to_thread(self._store.writing(driving.record_event, self._epoch), self._row.id, event, now=now)
-
-    async def _check_starts(self) -> None:
-        starts = await self._cluster.unrecorded_starts(*self._key)
-        if self._unrecorded is None:
-            self._unrecorded = starts if self._has_reported else 0
-        if not supervisor_starts.while_unanswered(starts, self._unrecorded).again:
-            ends = await self._cluster.last_ends(*self._key)
-            raise _StartsInVain(supervisor_starts.while_unanswered(starts, self._unrecorded, ends))
 
     async def _steer(self) -> None:
         """Write a directive each time that one of its values changes."""
@@ -602,7 +560,7 @@ async def to_its_end(work: Coroutine[Any, Any, None], clock: Clock, within_s: fl
         raise
 
 
-class Leftovers:
+class OrphanReaper:
     """Ends actors of attempts that are over. Called by the control loop with each reading of a cluster; idempotent.
 
     A server that is killed between the store of an attempt's end and the release of its supervisor leaves that
@@ -629,18 +587,13 @@ class Leftovers:
     async def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
         """Ends the attempts that are over, in this cluster. Raises ClusterUnreachable."""
         for key in keys:
-            await self._look(cluster, key)
-
-    async def _look(self, cluster: str, key: AttemptKey) -> None:
-        job_id, attempt = key
-        try:
-            status = (await asyncio.to_thread(self._store.get_job, job_id)).status
-        except StoreError:
-            self._kept.add(key)
-            return
-        if attempt < status.attempt or (attempt == status.attempt and status.state not in ATTEMPT_STATES):
-            number = await self._clusters.of(cluster).reap(job_id, attempt)
-            _log.warning(
-                "attempt.leftover_ended",
-                extra={"cluster": cluster, "job": job_id, "attempt": attempt, "actors": number},
-            )
+            job_id, attempt = key
+            try:
+                status = (await asyncio.to_thread(self._store.get_job, job_id)).status
+            except StoreError:
+                self._kept.add(key)
+                continue
+            if attempt < status.attempt or (attempt == status.attempt and status.state not in ATTEMPT_STATES):
+                number = await self._clusters.of(cluster).reap(job_id, attempt)
+                fields = {"cluster": cluster, "job": job_id, "attempt": attempt, "actors": number}
+                _log.warning("attempt.leftover_ended", extra=fields)

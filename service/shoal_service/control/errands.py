@@ -21,17 +21,19 @@ class Errands:
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    def is_under_way(self, cluster: str, kind: str) -> bool:
-        task = self._tasks.get((cluster, kind))
-        return task is not None and not task.done()
-
-    def begin(self, cluster: str, kind: str, errand: Callable[[], Awaitable[object]]) -> bool:
-        """Begin an errand. False: the last one of that kind is not done. What it raises is logged."""
-        if self.is_under_way(cluster, kind):
-            return False
+    def begin(self, cluster: str, kind: str, errand: Callable[[], Awaitable[object]]) -> asyncio.Task[None] | None:
+        """Begin an errand, and return its task; None if the last one of that kind is not done. What it raises is
+        logged."""
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
-        self._tasks[cluster, kind] = asyncio.create_task(self._run(cluster, kind, errand), name=f"{kind} {cluster}")
-        return True
+        if (cluster, kind) in self._tasks:
+            return None
+        task = asyncio.create_task(self._run(cluster, kind, errand), name=f"{kind} {cluster}")
+        self._tasks[cluster, kind] = task
+        return task
+
+    def num_under_way(self, cluster: str) -> int:
+        """Return the number of errands to the cluster that are not done."""
+        return sum(to == cluster and not task.done() for (to, _), task in self._tasks.items())
 
     def drop(self) -> None:
         """Cancel all errands."""

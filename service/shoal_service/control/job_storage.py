@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shoal_service.artifact_views import MediaPage, OutputPage, OutputView
-from shoal_service.problems import ProblemKind, ServiceError
+from shoal_service.problems import ServiceError
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.telemetry.tallies import WaitTallies
@@ -53,15 +53,8 @@ _Key = tuple[str, str]
 """A job and a checkpoint."""
 
 
-class StorageAway(ServiceError):
-    """The storage cannot be reached from the server, or does not answer; the message is one line."""
-
-    kind = ProblemKind(
-        "storage-away",
-        502,
-        "The storage does not answer",
-        "The server cannot reach the job's checkpoint directory, or it does not answer in time.",
-    )
+class StorageAway(ServiceError, code="storage-away", status=502, title="The storage does not answer"):
+    """The server cannot reach the job's checkpoint directory, or it does not answer in time."""
 
 
 class JobStorage:
@@ -103,35 +96,18 @@ class JobStorage:
         """What the job reads, as its rank 0 has described it; without splits if there is no valid document. Raises
         StorageAway."""
         place = open_job_directory(self._root(job)).child(MEDIA)
-
-        def read() -> DataPreview:
-            if place.files().get(DATA_FILE, MAX_FILE_BYTES + 1) > MAX_FILE_BYTES:
-                return DataPreview()
-            return DataPreview.model_validate_json(place.read(DATA_FILE))
-
-        try:
-            return await self.run(read)
-        except (FileNotFoundError, ValueError):
-            return DataPreview()
+        preview = await self._parsed(place, DATA_FILE, MAX_FILE_BYTES, DataPreview.model_validate_json)
+        return preview or DataPreview()
 
     async def media_file(self, job: JobView, name: str) -> bytes | None:
         """An image; None if there is none of this name. `name` must be a valid one. Raises StorageAway."""
-        place = open_job_directory(self._root(job)).child(MEDIA)
-
-        def read() -> bytes | None:
-            length = place.files().get(name)
-            return None if length is None or length > _MAX_IMAGE_BYTES else place.read(name)
-
-        try:
-            return await self.run(read)
-        except FileNotFoundError:
-            return None
+        return await self._parsed(open_job_directory(self._root(job)).child(MEDIA), name, _MAX_IMAGE_BYTES, bytes)
 
     async def outputs(self, job: JobView, patterns: Sequence[str], limit: int) -> OutputPage:
         """What the program has written, of files that match one of the patterns. Raises StorageAway."""
-        place, is_wanted = open_job_directory(self._root(job)).child(OUTPUTS), matcher(patterns)
+        place, matches = open_job_directory(self._root(job)).child(OUTPUTS), matcher(patterns)
         manifests = await self.run(lambda: read_manifests(place))
-        wanted = [output for output in merged(manifests) if is_wanted(output.name)]
+        outputs = [output for output in merged(manifests) if matches(output.name)]
         views = [
             OutputView(
                 name=output.name,
@@ -140,12 +116,12 @@ class JobStorage:
                 sha256=output.file.sha256,
                 node=output.node,
             )
-            for output in wanted[:limit]
+            for output in outputs[:limit]
         ]
         return OutputPage(
             items=tuple(views),
-            num_files=len(wanted),
-            bytes=sum(output.file.bytes for output in wanted),
+            num_files=len(outputs),
+            bytes=sum(output.file.bytes for output in outputs),
             num_left_out=sum(manifest.num_left_out for manifest in manifests.values()),
             bytes_left_out=sum(manifest.bytes_left_out for manifest in manifests.values()),
         )
@@ -174,18 +150,23 @@ class JobStorage:
     async def data_hash(self, job: JobView, name: CheckpointName) -> str:
         """Content hash of the data that a checkpoint was made with; empty if it says none, or cannot be read."""
         place = open_job_directory(self._root(job)).child(str(name))
+        try:
+            return await self._parsed(place, _FIRST_INDEX, _MAX_INDEX_BYTES, _data_hash) or ""
+        except (StorageAway, AttributeError):
+            return ""
 
-        def read() -> str:
-            if place.files().get(_FIRST_INDEX, _MAX_INDEX_BYTES + 1) > _MAX_INDEX_BYTES:
-                return ""
-            extra = json.loads(place.read(_FIRST_INDEX)).get("extra", {})
-            data_hash = extra.get("data") if isinstance(extra, dict) else None
-            return data_hash[:200] if isinstance(data_hash, str) else ""
+    async def _parsed(self, place: Directory, name: str, most_bytes: int, parse: Callable[[bytes], T]) -> T | None:
+        """Read and parse a file on one of the threads. None if it is not there, is larger, or `parse` raises
+        ValueError."""
+
+        def read() -> T | None:
+            length = place.files().get(name)
+            return None if length is None or length > most_bytes else parse(place.read(name))
 
         try:
             return await self.run(read)
-        except (StorageAway, FileNotFoundError, ValueError, AttributeError):
-            return ""
+        except (FileNotFoundError, ValueError):
+            return None
 
     async def run(self, work: Callable[[], T], *, within_s: float = _ANSWER_S) -> T:
         """Run a blocking call on one of the threads, and return its result. Raises StorageAway, FileNotFoundError."""
@@ -221,30 +202,36 @@ class JobStorage:
             at += count
 
 
+def _data_hash(content: bytes) -> str:
+    extra = json.loads(content).get("extra", {})
+    data_hash = extra.get("data") if isinstance(extra, dict) else None
+    return data_hash[:200] if isinstance(data_hash, str) else ""
+
+
 def _media(place: Directory, step: int | None, limit: int, is_spread: bool) -> MediaPage:
     """A record that cannot be read is left out: the code of a job can write anything there."""
     try:
         lengths = place.files()
     except FileNotFoundError:
         return MediaPage(steps=(), items=(), num_records=0)
-    there = counted(lengths)
-    of_step = [item for item in there if step is None or item.step == step]
-    wanted = spread(of_step, limit) if is_spread else of_step[-limit:]
+    names = counted(lengths)
+    of_step = [name for name in names if step is None or name.step == step]
+    chosen = spread(of_step, limit) if is_spread else of_step[-limit:]
     items: list[MediaRecord] = []
     left = _MAX_PAGE_BYTES
-    for item in reversed(wanted):
-        length = lengths[str(item)]
+    for name in reversed(chosen):
+        length = lengths[str(name)]
         if length > _MAX_RECORD_BYTES or length > left:
             continue
         left -= length
         try:
-            record = MediaRecord.model_validate_json(place.read(str(item)))
+            record = MediaRecord.model_validate_json(place.read(str(name)))
         except (FileNotFoundError, ValueError):  # thinned out meanwhile, or not Shoal's
             continue
-        if RecordName(record.step, record.attempt, record.generation, record.rank, item.number) == item:
+        if RecordName(record.step, record.attempt, record.generation, record.rank, name.number) == name:
             items.append(record)
     return MediaPage(
-        steps=tuple(sorted({item.step for item in there})), items=tuple(reversed(items)), num_records=len(there)
+        steps=tuple(sorted({name.step for name in names})), items=tuple(reversed(items)), num_records=len(names)
     )
 
 

@@ -34,7 +34,7 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, OrderUnanswered, RayCallFailed
 from shoal_service.clusters.verbs import BY_METHOD, VERBS, Verb
 from shoal_service.clusters.wire import Answer, ClusterSnapshot
-from shoal_service.control.protocols import JoinedAs
+from shoal_service.control.protocols import ClusterMembership
 from shoal_service.store import ClusterNotFound, Lease, Store, StoreUnavailable, Topic, cluster_links
 from shoal_service.telemetry.tallies import WaitTallies
 from shoal_workers.contract import Frozen
@@ -77,45 +77,34 @@ class JoinedClusters:
         self._lease = lease
         self._lock = threading.Lock()
         self._started: dict[str, JoinedCluster] = {}
-        self._absent: dict[str, JoinedCluster] = {}
-        """Unstarted clusters that `of` has returned for names that have not joined."""
         self._watchers: list[Callable[[str], None]] = []
-        self._joined: Mapping[str, JoinedAs] = {}
+        self._joined: Mapping[str, ClusterMembership] = {}
         self._is_closed = False
-        self._replace({own: JoinedAs(cluster=self._start(own))})
+        self._replace({own: ClusterMembership(cluster=self._start(own))})
 
     @property
     def own(self) -> str:
         return self._own
 
     @property
-    def joined(self) -> Mapping[str, JoinedAs]:
+    def joined(self) -> Mapping[str, ClusterMembership]:
         return self._joined
 
     def refresh(self) -> None:
-        with self._store.read() as tx:
-            entries = {entry.name: entry for entry in cluster_links.entries(tx)}
-        names = [self._own, *(name for name in entries if name != self._own)]
+        entries = self._store.reading(cluster_links.list_clusters)()
         with self._lock:
             if self._is_closed:
                 return
-        joined = {}
-        for name in names:
-            entry, cluster = entries.get(name), self._start(name)
-            if entry is None:
-                joined[name] = JoinedAs(cluster=cluster)
-            else:
-                joined[name] = JoinedAs(cluster=cluster, labels=entry.labels, cordon=entry.cordon)
+        joined = {self._own: ClusterMembership(cluster=self._start(self._own))}
+        for entry in entries:
+            cluster = self._start(entry.name)
+            joined[entry.name] = ClusterMembership(cluster=cluster, labels=entry.labels, cordon=entry.cordon)
         self._replace(joined)
 
     def of(self, name: str) -> JoinedCluster:
         name = name or self._own
         with self._lock:
-            if (started := self._started.get(name)) is not None:
-                return started
-            if name not in self._absent:
-                self._absent[name] = self._make(name)
-            return self._absent[name]
+            return self._started.get(name) or self._make(name)  # one that is not started answers no call
 
     def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
         self._watchers.append(changed)
@@ -136,13 +125,12 @@ class JoinedClusters:
                 cluster = self._make(name)
                 cluster.watch(lambda: self._announce(name))
                 self._started[name] = cluster.start()
-                self._absent.pop(name, None)
             return self._started[name]
 
     def _make(self, name: str) -> JoinedCluster:
         return JoinedCluster(self._store, name, self._clock, self._lease, self._waits)
 
-    def _replace(self, joined: Mapping[str, JoinedAs]) -> None:
+    def _replace(self, joined: Mapping[str, ClusterMembership]) -> None:
         """Set what has joined, and close the clusters that are no longer among it."""
         with self._lock:
             gone = [self._started.pop(name) for name in [*self._started] if name not in joined]
@@ -217,12 +205,6 @@ class JoinedCluster:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def __enter__(self) -> JoinedCluster:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def address(self) -> str:
         """Address of the Ray cluster, from its gateway; empty if none has reported."""
@@ -262,7 +244,7 @@ class JoinedCluster:
 
     async def _order(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
         """Order a verb and wait for the answer. If the caller is cancelled, so is the order."""
-        number, answer = await asyncio.to_thread(self._write, verb, verb.asked(*arguments, **named))
+        number, answer = await asyncio.to_thread(self._write, verb, verb.make_request(*arguments, **named))
         try:
             async with self._waits.bounded(verb.kind, verb.limit_s):
                 return await asyncio.wrap_future(answer)
@@ -280,10 +262,9 @@ class JoinedCluster:
             raise ClusterUnreachable("this control plane has never had the lease on the jobs, so it orders nothing")
         arguments = to_json(request.model_dump(), inf_nan_mode="constants", serialize_unknown=True).decode()
         archive = getattr(request, "sha256", None)  # the gateway may read this archive while the order stands
-        now = self._clock.time()
+        write = self._store.writing(cluster_links.write_order, epoch)
         try:
-            with self._store.write(epoch) as tx:
-                number = cluster_links.write_order(tx, self.name, verb.kind, arguments, archive=archive, now=now)
+            number = write(self.name, verb.kind, arguments, archive=archive, now=self._clock.time())
         except ClusterNotFound as error:
             raise ClusterUnreachable(str(error)) from error
         answer = Future[Any]()
@@ -314,13 +295,11 @@ class JoinedCluster:
     def _why_unreachable(self, newest: _Report) -> str:
         """Return why the cluster cannot be reached; empty if the gateway reports and Ray answers it."""
         silent_s = self._clock.monotonic() - newest.seen_mono
+        if not newest.life and (silent_s <= STALE_S or newest.number <= 0):
+            return f"no gateway speaks for the cluster {self.name!r}"
         if silent_s > STALE_S:
-            if not newest.life and newest.number <= 0:
-                return f"no gateway speaks for the cluster {self.name!r}"
             duration = f"{silent_s:.0f} s" if silent_s < 1e9 else "as long as this server runs"
             return f"the gateway of the cluster {self.name!r} has been silent for {duration}"
-        if not newest.life:
-            return f"no gateway speaks for the cluster {self.name!r}"
         if newest.error:
             return newest.error
         return "" if newest.snapshot is not None else "the gateway has not looked at its cluster yet"
@@ -357,12 +336,11 @@ class JoinedCluster:
 
     def _read_report(self) -> None:
         last = self._newest
-        if self._store.reading(cluster_links.newest_report)(self.name) == (last.life, last.number):
+        if self._store.reading(cluster_links.read_newest_report)(self.name) == (last.life, last.number):
             if self._why_unreachable(last):
                 self._fail_all(self._why_unreachable(last))
             return
-        with self._store.read() as tx:
-            row = cluster_links.find(tx, self.name)
+        row = self._store.reading(cluster_links.find)(self.name)
         if row is None:
             return
         snapshot = last.snapshot
@@ -389,8 +367,7 @@ class JoinedCluster:
             pending = dict(self._pending)
         if not pending:
             return
-        with self._store.read() as tx:
-            answers = cluster_links.answers_of(tx, self.name, pending.keys())
+        answers = self._store.reading(cluster_links.read_answers)(self.name, pending.keys())
         for number, order in pending.items():
             text = answers.get(number, "")
             if text is None:
@@ -411,13 +388,12 @@ class JoinedCluster:
         with self._lock:
             abandoned, self._abandoned = self._abandoned, set()
         if abandoned:
-            with self._store.write() as tx:
-                cluster_links.cancel_orders(tx, self.name, abandoned)
+            self._store.writing(cluster_links.cancel_orders)(self.name, abandoned)
 
     def _delete_answered(self) -> None:
         if self._lease() is not None and (epoch := self._order_epoch()) is not None:
-            with self._store.write(epoch) as tx:
-                cluster_links.remove_old_orders(tx, self.name, before=self._clock.time() - _KEPT_S)
+            before = self._clock.time() - _KEPT_S
+            self._store.writing(cluster_links.remove_old_orders, epoch)(self.name, before=before)
 
     def _fail_all(self, reason: str) -> None:
         with self._lock:

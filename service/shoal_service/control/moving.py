@@ -17,22 +17,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-from shoal_service.clock import Clock
+from shoal_service.clock import Clock, SilenceTimer
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.wire import AttemptKey
 from shoal_service.control.cluster_reader import ClusterReader
 from shoal_service.control.errands import Errands
 from shoal_service.control.market.build import (
-    Whereabouts,
+    ClusterConstraints,
+    fingerprint,
     is_preempted,
     market_nodes,
     named_cluster,
     requested,
-    standing_of,
 )
 from shoal_service.control.market.outlook import forecast_move
 from shoal_service.control.protocols import Clusters
@@ -42,8 +41,7 @@ from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, d
 from shoal_service.core.scheduling.facts import derive_facts
 from shoal_service.core.scheduling.market import ClusterState, MarketState, Policy, WorkerNeed
 from shoal_service.core.scheduling.room import Room
-from shoal_service.store import ClusterNotFound, JobNotFound, Lease, Store, checkpoint_rows, driving
-from shoal_service.store.driving import DriveRow
+from shoal_service.store import ClusterNotFound, DriveRow, JobNotFound, Lease, Store, checkpoint_rows, driving
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView
 from shoal_workers.contract import ANY_CLUSTER, EndReason, JobSpec, JobState
@@ -54,6 +52,7 @@ _BAD_S = 15.0
 _KEPT_S = 3600.0
 _AT_ONCE = 4
 """Most questions to one cluster at a time."""
+K = TypeVar("K")
 _Key: TypeAlias = tuple[str, str, int, bool]
 """Cluster, job, attempt (the next one may have saved something), and whether the attempt will save."""
 
@@ -95,7 +94,10 @@ class Moving:
         self._links = links
         self._clock = clock
         self._storage = ReachableStorage(store, clusters, clock, checkpoint_url)
-        self._silences = _SilenceTimer(clock)
+        self._cluster_timers: dict[str, SilenceTimer] = {}
+        """How long the clusters that are away have not answered."""
+        self._supervisor_timers: dict[AttemptKey, SilenceTimer] = {}
+        """How long the supervisors there have not reported."""
         self._begun: dict[AttemptKey, _Claim] = {}
         """The attempts that are directed to save and end. They are not recalled if the target cluster goes away."""
         self._arriving: dict[AttemptKey, str] = {}
@@ -124,18 +126,23 @@ class Moving:
         away = [row for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))]
         if len(self._clusters.joined) < 2:
             away = [row for row in away if self.cluster_of(row) not in self._clusters.joined]
-        reported: dict[AttemptKey, float] = {}
-        for row in away:
-            link = await self._links.of((row.id, row.attempt))
-            reported[row.id, row.attempt] = link.reported_at if link is not None else 0.0
-        self._silences.observe({self.cluster_of(row) for row in away}, reported)
+        self._cluster_timers = self._keep_timers(self._cluster_timers, {self.cluster_of(row) for row in away})
+        self._supervisor_timers = self._keep_timers(self._supervisor_timers, {(row.id, row.attempt) for row in away})
+        for timer in self._cluster_timers.values():
+            timer.observe(0.0)
+        for key, timer in self._supervisor_timers.items():
+            link = await self._links.of(key)
+            timer.observe(link.reported_at if link is not None else 0.0)
         gone: set[str] = set()
         for row in away:
             if await self._is_given_up(row, lease):
                 gone.add(row.id)
         return [row for row in rows if row.id not in gone] if gone else [*rows]
 
-    async def whereabouts(self, rows: Sequence[DriveRow], lease: Lease) -> Whereabouts:
+    def _keep_timers(self, timers: Mapping[K, SilenceTimer], keys: Collection[K]) -> dict[K, SilenceTimer]:
+        return {key: timers.get(key) or SilenceTimer(self._clock, _PASS_S) for key in keys}
+
+    async def whereabouts(self, rows: Sequence[DriveRow], lease: Lease) -> ClusterConstraints:
         """Find where jobs may go, for the market, and write obstacles to the notes of jobs."""
         job_ids = {row.id for row in rows}
         self._obstacles = {job_id: text for job_id, text in self._obstacles.items() if job_id in job_ids}
@@ -160,7 +167,7 @@ class Moving:
             if row.state is JobState.QUEUED and row.id not in arriving:
                 excluded[row.id] = excluded.get(row.id, frozenset()) | taken
         states = {name: self._state(name) for name in self._clusters.joined}
-        return Whereabouts(own=self._clusters.own, clusters=states, held=held, excluded=excluded)
+        return ClusterConstraints(own=self._clusters.own, clusters=states, held=held, excluded=excluded)
 
     def _state(self, cluster: str) -> ClusterState:
         if self._reader.why_away(cluster):
@@ -202,7 +209,7 @@ class Moving:
         Return True if it did so: the market has then changed.
         """
         waiting = [(row.id, row.attempt, named_cluster(row.spec)) for row in self._ready]
-        asked_about, mono = (standing_of(market), waiting), self._clock.monotonic()
+        asked_about, mono = (fingerprint(market), waiting), self._clock.monotonic()
         if not waiting or (asked_about == self._asked_about and mono - self._asked_mono < _BAD_S):
             return False
         self._asked_about, self._asked_mono = asked_about, mono
@@ -227,7 +234,8 @@ class Moving:
 
     async def _is_given_up(self, row: DriveRow, lease: Lease) -> bool:
         cluster = self.cluster_of(row)
-        cluster_s, supervisor_s = self._silences.silent_s(cluster, (row.id, row.attempt))
+        cluster_s = self._cluster_timers[cluster].silent_s
+        supervisor_s = self._supervisor_timers[row.id, row.attempt].silent_s
         silent = SilentJob(
             cluster=cluster,
             named_cluster=named_cluster(row.spec),
@@ -248,14 +256,13 @@ class Moving:
             await self._note(row, decision.reason, lease, cluster)
         if decision.verdict is not Verdict.REQUEUE:
             return False
-        requeue = partial(
+        await asyncio.to_thread(
             self._store.writing(driving.requeue, lease.epoch),
             row.id,
             reason=EndReason.CLUSTER_LOST,
             message=f"Attempt {row.attempt} is given up: {decision.reason}",
             now=self._clock.time(),
         )
-        await asyncio.to_thread(requeue)
         return True
 
     async def _movers(self, rows: Sequence[DriveRow], lease: Lease) -> frozenset[str]:
@@ -316,8 +323,8 @@ class Moving:
         if shape.ever >= job.min_workers:
             return ""
         return (
-            f"elasticity.min_workers is {job.min_workers}, and {shape.ever} of its workers ({shape.words} each) fit on "
-            "the nodes there that it may use, if they were empty. Lower one of them, or add nodes"
+            f"elasticity.min_workers is {job.min_workers}, and {shape.ever} of its workers ({shape.need_text} each) "
+            "fit on the nodes there that it may use, if they were empty. Lower one of them, or add nodes"
         )
 
     async def _set_obstacle(self, row: DriveRow, obstacle: str, lease: Lease, *, cluster: str) -> None:
@@ -330,11 +337,8 @@ class Moving:
             await self._note(row, obstacle, lease, cluster)
 
     async def _note(self, row: DriveRow, message: str, lease: Lease, cluster: str) -> None:
-        now = self._clock.time()
-        note = partial(
-            self._store.writing(driving.note_stay, lease.epoch), row.id, cluster=cluster, reason=message, now=now
-        )
-        await asyncio.to_thread(note)
+        note = self._store.writing(driving.note_stay, lease.epoch)
+        await asyncio.to_thread(note, row.id, cluster=cluster, reason=message, now=self._clock.time())
 
 
 def _describe_unreadable(why_not: str) -> str:
@@ -385,8 +389,6 @@ class ReachableStorage:
         self._default_url = default_url
         self._errands = Errands()
         self._answers: dict[_Key, _Answer] = {}
-        self._asked: dict[str, int] = {}
-        """Number of open questions, by cluster."""
 
     def why_not(self, cluster: str, row: DriveRow, *, saves: bool = False) -> str | None:
         """Return why the job cannot go on there from its checkpoint; empty if it can, None if not known yet.
@@ -398,13 +400,8 @@ class ReachableStorage:
             return ""
         key, mono = (cluster, row.id, row.attempt, saves), self._clock.monotonic()
         known = self._answers.get(key)
-        num_open = self._asked.get(cluster, 0)
-        if (
-            (known is None or known.is_old(mono))
-            and num_open < _AT_ONCE
-            and self._errands.begin(cluster, f"storage of {row.id} {saves}", lambda: self._ask(key, row.spec))
-        ):
-            self._asked[cluster] = num_open + 1
+        if (known is None or known.is_old(mono)) and self._errands.num_under_way(cluster) < _AT_ONCE:
+            self._errands.begin(cluster, f"storage of {row.id} {saves}", lambda: self._ask(key, row.spec))
         return None if known is None else known.why_not
 
     async def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
@@ -415,7 +412,6 @@ class ReachableStorage:
     def drop(self) -> None:
         """Stop asking, because the lease is lost."""
         self._errands.drop()
-        self._asked.clear()
 
     async def _ask(self, key: _Key, spec: JobSpec) -> None:
         cluster, job_id, _, saves = key
@@ -425,8 +421,6 @@ class ReachableStorage:
             return
         except ClusterError as error:  # a gateway of a release that does not know the question
             why_not = str(error)
-        finally:
-            self._asked[cluster] = max(0, self._asked.get(cluster, 0) - 1)
         mono = self._clock.monotonic()
         self._answers = {k: answer for k, answer in self._answers.items() if mono - answer.mono < _KEPT_S}
         self._answers[key] = _Answer(why_not, mono)
@@ -446,38 +440,3 @@ class ReachableStorage:
 def needs_storage(row: DriveRow) -> bool:
     """Return whether the job may go on from a checkpoint."""
     return row.attempt > 0 or row.spec.continue_from is not None
-
-
-class _SilenceTimer:
-    """Measures how long clusters and their supervisors have not answered, while this process is awake.
-
-    A control plane that was suspended, or has just taken over, has seen no silence.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._observed_mono = clock.monotonic()
-        self._clusters: dict[str, float] = {}
-        """Seconds of silence of each cluster."""
-        self._supervisors: dict[AttemptKey, tuple[float, float]] = {}
-        """When each supervisor has reported last, and its seconds of silence since then."""
-
-    def observe(self, away: Collection[str], reported_at: Mapping[AttemptKey, float]) -> None:
-        """Add the time since the last pass.
-
-        Args:
-            away: clusters that do not answer.
-            reported_at: of the attempts in these clusters, when their supervisors have reported last.
-        """
-        now_mono = self._clock.monotonic()
-        passed_s = min(_PASS_S, now_mono - self._observed_mono)
-        self._observed_mono = now_mono
-        self._clusters = {name: self._clusters.get(name, -passed_s) + passed_s for name in away}
-        before, self._supervisors = self._supervisors, {}
-        for key, at in reported_at.items():
-            known_at, silent_s = before.get(key, (at, -passed_s))
-            self._supervisors[key] = (at, silent_s + passed_s if known_at == at else 0.0)
-
-    def silent_s(self, cluster: str, key: AttemptKey) -> tuple[float, float]:
-        """Return the seconds without an answer of the cluster, and of the supervisor."""
-        return self._clusters.get(cluster, 0.0), self._supervisors.get(key, (0.0, 0.0))[1]

@@ -24,7 +24,7 @@ from joserfc.jwk import KeySet
 from joserfc.jws import extract_compact
 
 from shoal_service.core.access import ClaimRules, JwtRefused, Principal, make_principal
-from shoal_service.problems import ProblemKind, ServiceError
+from shoal_service.problems import ServiceError
 from shoal_service.telemetry.tallies import WaitTallies
 
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -38,13 +38,8 @@ _TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class IssuerUnreachable(ServiceError):
-    kind = ProblemKind(
-        "issuer-away",
-        503,
-        "The issuer of tokens does not answer",
-        "The keys of the OpenID Connect issuer cannot be read, so its tokens cannot be checked. Others can.",
-    )
+class IssuerUnreachable(ServiceError, code="issuer-away", status=503, title="The issuer of tokens does not answer"):
+    """The keys of the OpenID Connect issuer cannot be read, so its tokens cannot be checked. Others can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

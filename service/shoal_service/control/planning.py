@@ -70,7 +70,8 @@ class PlanRequest(Frozen):
     racks: tuple[tuple[Annotated[int, Field(ge=1)], ...], ...] = Field((), max_length=MAX_RANKS)
     """By rack: the number of workers on each of its nodes. Default: one rack of nodes of the profile's size."""
     compare: str = Field("", max_length=200)
-    """Degrees of a layout to predict beside the best one: `tp8 pp2`. fsdp takes the other ranks if it is not named."""
+    """Degrees of a layout to predict beside the best one: `tp8 pp2`. fsdp takes the other ranks if it is not named. The
+    engine may refuse the layout if other programs have it; the answer says why."""
 
 
 class MeasuredSteps(Frozen):
@@ -412,10 +413,14 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
     groups = {int(size): group for size, group in measured["groups"].items()}
     inside = like.inside
     if groups:
+        # of the largest group with a processor for each rank: the planner itself accounts for crowded groups
+        largest = max((size for size in groups if size <= int(measured["num_devices"])), default=min(groups))
         inside = Link(
-            bandwidth=groups[_uncrowded(groups, measured)]["bytes_per_s"],
+            bandwidth=groups[largest]["bytes_per_s"],
             latency_s={size: group["latency_s"] for size, group in groups.items()},
         )
+    # a CPU has one rank per core
+    rank_bytes = int(measured["memory_bytes"]) // (1 if is_gpu else max(1, int(measured["num_devices"])))
     # the data sheet's peak if there is one: MFU is relative to it
     peak = dict(like.peak_flops) if is_gpu else matmul
     base = Precision.BF16 if is_gpu else Precision.FP32
@@ -427,7 +432,7 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
             "attention_efficiency": min(1.0, measured["attention_flops"] / peak[base]),
             "attention_rates": _scaled_attention(like, measured["attention_flops"]) if is_gpu else {},
             "half_width": measured["half_width"],
-            "memory_bytes": int(measured["memory_bytes"]) if is_gpu else _share(measured),
+            "memory_bytes": rank_bytes,
             "memory_bandwidth": measured["elementwise_bytes_per_s"],
             "host_bandwidth": measured["host_bytes_per_s"],
             "inside": inside,
@@ -446,17 +451,6 @@ def _scaled_attention(like: HardwareProfile, measured_flops: float) -> dict[int,
     share = measured_flops / (NARROW_HEAD_SHARE * like.attention_rates[_ATTENTION_LENGTH][0])
     rates = like.attention_rates.items()
     return {length: (share * forward, share * backward) for length, (forward, backward) in rates}
-
-
-def _uncrowded(groups: dict[int, Any], measured: dict[str, Any]) -> int:
-    """The measurement of the largest group with a processor for each rank: the planner itself accounts for crowded
-    groups."""
-    return max((size for size in groups if size <= int(measured["num_devices"])), default=min(groups))
-
-
-def _share(measured: dict[str, Any]) -> int:
-    """Memory that a CPU rank has if one rank runs per core."""
-    return int(measured["memory_bytes"]) // max(1, int(measured["num_devices"]))
 
 
 def _most_like(device_name: str) -> HardwareProfile:

@@ -10,18 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal_service.clusters.verbs import GatewayVerbs, RayVerbs
-from shoal_service.clusters.wire import ClusterSnapshot, UnusedPackages
+from shoal_service.clusters.wire import ClusterSnapshot
 from shoal_service.core.nodes import Cordon
-
-
-class PackageStores(Protocol):
-    """The packages that jobs have had installed on the nodes. Each method may raise ClusterUnreachable."""
-
-    async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        """The packages that no process has used for `for_s` seconds, on all nodes that are alive and answer."""
-
-    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
-        """Remove a set of packages. False: they were used meanwhile, or the node does not answer."""
 
 
 class Cluster(RayVerbs, GatewayVerbs, Protocol):
@@ -46,7 +36,7 @@ class Cluster(RayVerbs, GatewayVerbs, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedAs:
+class ClusterMembership:
     """One of the clusters, and what users have set for it."""
 
     cluster: Cluster
@@ -67,7 +57,7 @@ class Clusters(Protocol):
         """Read which ones have joined or were removed since; blocks. Raises StoreUnavailable."""
 
     @property
-    def joined(self) -> Mapping[str, JoinedAs]:
+    def joined(self) -> Mapping[str, ClusterMembership]:
         """The clusters as of the last `refresh`: the own one first, the others by name."""
 
     def of(self, name: str) -> Cluster:

@@ -1,9 +1,9 @@
 """Deletes what ended jobs leave behind once it is old enough, in small steps.
 
-    deletions that were begun      ->  continued by JobDeleter: the files, then the rows, then the job's row
+    deletions that were begun      ->  continued: the files, then the rows, then the job's row
     ended jobs, page by page       ->  core/retention.py::due             ->  one removal after the other
     archives that no job names     ->  deleted
-    packages that no worker uses   ->  deleted from the nodes of all clusters (NodePackages)
+    packages that no worker uses   ->  deleted from the nodes of all clusters
 
 `RetentionCollector.run` is a task of the control plane: it works while this process holds the lease. A round may also
 be asked for by a user, on any control plane: every step can be repeated and joins what an earlier try has done, and a
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +22,7 @@ from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.wire import UnusedPackages
 from shoal_service.control.job_storage import JobStorage, StorageAway
-from shoal_service.control.protocols import Clusters, PackageStores
+from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.core.quantities import size_text
 from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
 from shoal_service.fleet_views import DeletionView, GcView, RemovalView
@@ -40,9 +40,10 @@ from shoal_service.store import (
 )
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest, Place
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
-from shoal_service.telemetry.tallies import RemovalTallies
+from shoal_service.telemetry.tallies import Count
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract import CheckpointName
+from shoal_workers.contract.islands import FOLDER as ISLANDS
 from shoal_workers.contract.media import FOLDER as MEDIA
 from shoal_workers.contract.outputs import FOLDER as OUTPUTS
 from shoal_workers.contract.profiles import FOLDER as PROFILES
@@ -58,7 +59,7 @@ _DELETE_S = 120.0
 _DAY_S = 86_400.0
 _FILES_S = 120.0
 """Seconds that the removal of the files of one checkpoint may take."""
-_FOLDERS = (PROFILES, MEDIA, OUTPUTS, "tensorboard")
+_FOLDERS = (PROFILES, MEDIA, OUTPUTS, ISLANDS, "tensorboard")
 """Folders of a job's directory that are deleted with its checkpoints. Nothing else is deleted, since the directory may
 hold files that are not Shoal's; except of a script, whose files are its checkpoints."""
 
@@ -79,19 +80,20 @@ class RetentionCollector:
         storage: JobStorage,
         clock: Clock,
         config: RetentionConfig,
-        tallies: RemovalTallies,
-        packages: PackageStores | None = None,
+        tallies: Count,
+        clusters: Clusters | None = None,
     ) -> None:
-        """`packages`: on the nodes; None if this process has no connection to a cluster."""
+        """`clusters`: None if this process has no connection to a cluster."""
         self._store = store
         self._storage = storage
         self._clock = clock
         self._config = config
         self._tallies = tallies
-        self._packages = packages
+        self._clusters = clusters
+        self._cluster_of_node: dict[str, str] = {}
+        """The cluster of each node on which unused packages were found, by node id."""
         self._packages_mono = float("-inf")
         """When packages were last looked for."""
-        self.deleter = JobDeleter(store, storage, clock, tallies)
 
     async def run(self, stop: asyncio.Event, lease: Callable[[], Lease | None]) -> None:
         """`lease`: that of this process, None if it has none; called on the loop."""
@@ -130,29 +132,28 @@ class RetentionCollector:
             await asyncio.sleep(_PAUSE_S)
 
     async def _continue_deletions(self) -> None:
-        for view in await asyncio.to_thread(self._store.reading(job_deletion.unfinished)):
-            await self.deleter.advance(view)
+        for view in await asyncio.to_thread(self._store.reading(job_deletion.read_unfinished)):
+            await self.finish_deletion(view)
 
     async def _due(self) -> AsyncIterator[Removal]:
         now, rules = self._clock.time(), self._config.rules
         place: Place | None = BEGINNING
         while rules.first_days > 0 and place is not None:
-            read = partial(
-                self._store.reading(job_deletion.ended_jobs), before=now - rules.first_days * _DAY_S, after=place
-            )
-            jobs, place = await asyncio.to_thread(read)
+            before = now - rules.first_days * _DAY_S
+            read = self._store.reading(job_deletion.find_ended_jobs)
+            jobs, place = await asyncio.to_thread(read, before=before, after=place)
             for removal in due(jobs, rules, now):
                 yield removal
         if rules.archives_days > 0:
             before = now - rules.archives_days * _DAY_S
             reason = f"no job names it, and retain_archives_days is {rules.archives_days:g}"
-            for sha256 in await asyncio.to_thread(partial(self._store.reading(archives.unused), before=before)):
+            for sha256 in await asyncio.to_thread(self._store.reading(archives.find_unused), before=before):
                 yield Removal(kind=Kind.ARCHIVE, name=sha256, reason=reason)
         for removal in await self._due_packages():
             yield removal
         if rules.audit_days > 0:
             before = now - rules.audit_days * _DAY_S
-            old = await asyncio.to_thread(partial(self._store.reading(access.count_before), before=before - _DAY_S))
+            old = await asyncio.to_thread(self._store.reading(access.count_before), before - _DAY_S)
             if old:  # once a day, not with each record that becomes too old
                 reason = f"older than retain_audit_days, {rules.audit_days:g}"
                 yield Removal(kind=Kind.AUDIT, name="audit", reason=reason)
@@ -161,15 +162,22 @@ class RetentionCollector:
         """The packages to delete. They are looked for once a day, since a process has to start on each node, and
         whenever a user asks."""
         days, mono = self._config.rules.packages_days, self._clock.monotonic()
-        if self._packages is None or days <= 0 or mono - self._packages_mono < _DAY_S:
+        if self._clusters is None or days <= 0 or mono - self._packages_mono < _DAY_S:
             return []
+        joined = self._clusters.joined.items()
+        answers = await asyncio.gather(*(self._unused_packages(name, member.cluster) for name, member in joined))
+        return [_of_packages(package, days) for unused in answers for package in unused]
+
+    async def _unused_packages(self, name: str, cluster: Cluster) -> tuple[UnusedPackages, ...]:
+        """Find the unused packages on the nodes of a cluster; none if it does not answer."""
         try:
-            unused = await self._packages.unused_packages(days * _DAY_S)
-        except ClusterUnreachable as error:
-            _log.warning("retention.packages_unknown", extra={"error": str(error)})
-            return []
-        self._packages_mono = mono
-        return [_of_packages(due_package, days) for due_package in unused]
+            unused = await cluster.unused_packages(self._config.rules.packages_days * _DAY_S)
+        except ClusterError as error:
+            _log.warning("retention.packages_unknown", extra={"cluster": name, "error": str(error)})
+            return ()
+        self._packages_mono = self._clock.monotonic()
+        self._cluster_of_node |= {package.node_id: name for package in unused}
+        return unused
 
     async def _remove(self, removal: Removal) -> RemovalView:
         view = _view(removal)
@@ -193,8 +201,8 @@ class RetentionCollector:
             case Kind.JOB:
                 job = await asyncio.to_thread(store.get_job, removal.job_id)
                 request = DeletionRequest(root=self._storage.root(job), by="retention", reason=removal.reason)
-                begun = await asyncio.to_thread(partial(store.writing(job_deletion.begin), job.id, request, now=now))
-                done = await self.deleter.advance(begun)
+                begun = await asyncio.to_thread(store.writing(job_deletion.begin), job.id, request, now=now)
+                done = await self.finish_deletion(begun)
                 if done.error:
                     raise StorageAway(done.error)
                 return done.rows
@@ -203,8 +211,8 @@ class RetentionCollector:
                 return 0
             case Kind.ARCHIVE:
                 before = now - self._config.rules.archives_days * _DAY_S
-                gone = await asyncio.to_thread(partial(store.writing(archives.remove), removal.name, before=before))
-                self._tallies.removed(Kind.ARCHIVE, int(gone))
+                gone = await asyncio.to_thread(store.writing(archives.remove), removal.name, before=before)
+                self._tallies.add(Kind.ARCHIVE, amount=int(gone))
                 return int(gone)
             case Kind.AUDIT:
                 before = now - self._config.rules.audit_days * _DAY_S
@@ -213,11 +221,11 @@ class RetentionCollector:
                     Kind.AUDIT, lambda _: remove_before(before=before, reason=removal.reason, now=now)
                 )
             case Kind.PACKAGES:
-                assert self._packages is not None
+                assert self._clusters is not None
                 node_id, _, name = removal.name.partition("/")
-                for_s = self._config.rules.packages_days * _DAY_S
-                gone = await self._packages.remove_packages(node_id, name, for_s)
-                self._tallies.removed(Kind.PACKAGES, int(gone))
+                cluster = self._clusters.of(self._cluster_of_node.get(node_id, ""))
+                gone = await cluster.remove_packages(node_id, name, self._config.rules.packages_days * _DAY_S)
+                self._tallies.add(Kind.PACKAGES, amount=int(gone))
                 return 0
             case Kind.LOGS | Kind.SERIES | Kind.EVENTS:
                 remove_part = partial(store.writing(job_deletion.remove_part), removal.job_id, removal.kind)
@@ -233,9 +241,9 @@ class RetentionCollector:
         # again: a user may have pinned it meanwhile
         await asyncio.to_thread(self._store.reading(checkpoint_rows.check_deletion), job.id, name)
         await self._storage.run(partial(catalog.delete, name), within_s=_DELETE_S)
-        note = partial(self._store.writing(checkpoint_rows.note_deletion), job.id, name, now=now, reason=removal.reason)
-        await asyncio.to_thread(note)
-        self._tallies.removed(Kind.CHECKPOINT)
+        note = self._store.writing(checkpoint_rows.note_deletion)
+        await asyncio.to_thread(note, job.id, name, now=now, reason=removal.reason)
+        self._tallies.add(Kind.CHECKPOINT)
 
     async def _remove_rows(self, kind: Kind, remove: Callable[[int], int]) -> int:
         """Remove rows batch by batch, so that other writes come in between. `remove`: is given the number of rows that
@@ -243,9 +251,43 @@ class RetentionCollector:
         total = 0
         while removed := await asyncio.to_thread(remove, total):
             total += removed
-            self._tallies.removed(kind, removed)
+            self._tallies.add(kind, amount=removed)
             await asyncio.sleep(0)
         return total
+
+    async def finish_deletion(self, view: DeletionView) -> DeletionView:
+        """Complete a deletion that this or another process has begun; two may work on one job.
+
+        One whose storage does not answer stays unfinished, with the error.
+        """
+        if view.finished_at is not None:
+            return view
+        if view.with_checkpoints:
+            try:
+                await self._delete_files(view)
+            except StorageAway as error:
+                return await asyncio.to_thread(self._store.writing(job_deletion.note_error), view.job_id, str(error))
+        while await asyncio.to_thread(self._store.writing(job_deletion.remove_rows), view.job_id):
+            pass
+        done = await asyncio.to_thread(self._store.writing(job_deletion.finish), view.job_id, now=self._clock.time())
+        self._tallies.add(Kind.JOB)
+        return done
+
+    async def _delete_files(self, view: DeletionView) -> None:
+        if not view.root:
+            raise StorageAway("the job's directory is not known: it has no checkpoint.url, and the server no default")
+        kept = {url.rpartition("/")[2] for url in view.kept}
+        catalog, root = CheckpointCatalog(view.root), open_job_directory(view.root)
+        for name in await self._storage.run(root.directories, within_s=_FILES_S):
+            parsed = CheckpointName.parse(name)
+            if parsed is not None and name not in kept:
+                await self._storage.run(partial(catalog.delete, parsed), within_s=_FILES_S)
+                self._tallies.add(Kind.CHECKPOINT)
+        await self._storage.run(catalog.forget_beginnings, within_s=_FILES_S)
+        for folder in _FOLDERS:
+            await self._storage.run(root.child(folder).remove_tree, within_s=_FILES_S)
+        remove = root.remove_tree if view.with_files else partial(_remove_if_empty, view.root)
+        await self._storage.run(remove, within_s=_FILES_S)
 
 
 def _view(removal: Removal) -> RemovalView:
@@ -260,47 +302,6 @@ def _of_packages(unused: UnusedPackages, days: float) -> Removal:
     return Removal(kind=Kind.PACKAGES, name=f"{unused.node_id}/{unused.name}", reason=reason)
 
 
-class JobDeleter:
-    """Carries out the deletion of a job, also one that another process has begun. Two processes may work on one job."""
-
-    def __init__(self, store: Store, storage: JobStorage, clock: Clock, tallies: RemovalTallies) -> None:
-        self._store = store
-        self._storage = storage
-        self._clock = clock
-        self._tallies = tallies
-
-    async def advance(self, view: DeletionView) -> DeletionView:
-        """Complete a deletion that was begun; one whose storage does not answer stays unfinished, with the error."""
-        if view.finished_at is not None:
-            return view
-        if view.with_checkpoints:
-            try:
-                await self._delete_files(view)
-            except StorageAway as error:
-                return await asyncio.to_thread(self._store.writing(job_deletion.note_error), view.job_id, str(error))
-        while await asyncio.to_thread(self._store.writing(job_deletion.remove_rows), view.job_id):
-            pass
-        done = await asyncio.to_thread(self._store.writing(job_deletion.finish), view.job_id, now=self._clock.time())
-        self._tallies.removed(Kind.JOB)
-        return done
-
-    async def _delete_files(self, view: DeletionView) -> None:
-        if not view.root:
-            raise StorageAway("the job's directory is not known: it has no checkpoint.url, and the server no default")
-        kept = {url.rpartition("/")[2] for url in view.kept}
-        catalog, root = CheckpointCatalog(view.root), open_job_directory(view.root)
-        for name in await self._storage.run(root.directories, within_s=_FILES_S):
-            parsed = CheckpointName.parse(name)
-            if parsed is not None and name not in kept:
-                await self._storage.run(partial(catalog.delete, parsed), within_s=_FILES_S)
-                self._tallies.removed(Kind.CHECKPOINT)
-        await self._storage.run(catalog.forget_beginnings, within_s=_FILES_S)
-        for folder in _FOLDERS:
-            await self._storage.run(root.child(folder).remove_tree, within_s=_FILES_S)
-        remove = root.remove_tree if view.with_files else partial(_remove_if_empty, view.root)
-        await self._storage.run(remove, within_s=_FILES_S)
-
-
 def _remove_if_empty(url: str) -> None:
     root = open_job_directory(url)
     try:
@@ -308,36 +309,3 @@ def _remove_if_empty(url: str) -> None:
             root.remove_tree()
     except FileNotFoundError:
         pass
-
-
-class NodePackages:
-    """The packages on the nodes of all clusters. Used on one event loop. The real `protocols.PackageStores`."""
-
-    def __init__(self, clusters: Clusters) -> None:
-        self._clusters = clusters
-        self._places: dict[str, str] = {}
-        """The cluster of each node on which unused packages were found, by node id."""
-
-    async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        """The unused packages of the clusters that answer. Raises ClusterUnreachable: none does."""
-        joined = self._clusters.joined
-        asked = [cluster.cluster.unused_packages(for_s) for cluster in joined.values()]
-        answers = dict(zip(joined, await asyncio.gather(*asked, return_exceptions=True), strict=True))
-        answered = {name: answer for name, answer in answers.items() if not isinstance(answer, BaseException)}
-        errors = {name: answer for name, answer in answers.items() if isinstance(answer, BaseException)}
-        _raise_what_is_no_error_of_a_cluster(errors)
-        if not answered:
-            raise ClusterUnreachable("; ".join(str(error) for error in errors.values()))
-        for name, error in errors.items():
-            _log.warning("retention.packages_unknown", extra={"cluster": name, "error": str(error)})
-        self._places |= {package_set.node_id: name for name, answer in answered.items() for package_set in answer}
-        return tuple(package_set for answer in answered.values() for package_set in answer)
-
-    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
-        return await self._clusters.of(self._places.get(node_id, "")).remove_packages(node_id, name, for_s)
-
-
-def _raise_what_is_no_error_of_a_cluster(errors: Mapping[str, BaseException]) -> None:
-    for error in errors.values():
-        if not isinstance(error, ClusterError):
-            raise error

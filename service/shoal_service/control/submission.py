@@ -29,7 +29,8 @@ from shoal_service.core.alerts import check_alerts
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ACTIVE
 from shoal_service.core.nodes import Node
-from shoal_service.core.scheduling.facts import duration, verdict
+from shoal_service.core.quantities import duration_text
+from shoal_service.core.scheduling.facts import verdict
 from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
 from shoal_service.core.sweeps import (
     Interval,
@@ -46,9 +47,8 @@ from shoal_service.core.sweeps import (
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
 from shoal_service.planner import HardwareProfile, memory_note, plan, rank, refusal
-from shoal_service.problems import ProblemKind, ServiceError
-from shoal_service.store import JobNotFound, Store, access, archives, submissions, sweep_jobs
-from shoal_service.store.driving import DriveRow
+from shoal_service.problems import ServiceError
+from shoal_service.store import DriveRow, JobNotFound, Store, access, archives, submissions, sweep_jobs
 from shoal_service.views import CodePatch, JobPatch, JobView, SweepRequest
 from shoal_workers.contract import JobSpec
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks
@@ -58,19 +58,16 @@ from shoal_workers.contract.spec import SweepSpec
 
 
 @dataclass(eq=False)
-class CodeUnknown(ServiceError):
-    """The spec names a code archive that was not uploaded."""
+class CodeUnknown(
+    ServiceError,
+    code="code-unknown",
+    status=422,
+    title="Code archive not uploaded",
+    text="code.archive {sha256} is not stored here; PUT /v1/code/{sha256} first.",
+):
+    """`code.archive` names an archive that the service does not have. PUT /v1/code/{sha256} first."""
 
-    kind = ProblemKind(
-        "code-unknown",
-        422,
-        "Code archive not uploaded",
-        "`code.archive` names an archive that the service does not have. PUT /v1/code/{sha256} first.",
-    )
     sha256: str
-
-    def __str__(self) -> str:
-        return f"code.archive {self.sha256} is not stored here; PUT /v1/code/{self.sha256} first."
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +109,18 @@ def patch(
         _store_code(store, archive, now)
         packed = CodePatch.model_construct(working_dir=code.working_dir, archive=archive.sha256)
         changes = changes.model_copy(update={"code": packed})
-    with store.write() as tx:
-        return submissions.patch(tx, job_id, changes, if_match=if_match, now=now)
+    return store.writing(submissions.patch)(job_id, changes, if_match=if_match, now=now)
 
 
 def check_spec(spec: JobSpec, places: AllowedPlaces, webhooks: WebhookRules) -> None:
     """Check what needs neither the store nor the planner. Raises SpecError."""
     check_checkpoint_url(spec)
+    if spec.islands is not None and spec.islands.index is None:
+        raise SpecError.at(
+            "islands.index",
+            "islands.index is not set. `shoal submit` makes one job for each island; with the REST API, POST "
+            f'/v1/sweeps with "grid": {{"islands.index": {[*range(spec.islands.num)]}}}.',
+        )
     check_places(spec, places, os.path.realpath)
     check_webhooks(spec, webhooks)
     check_alerts(spec.alerts)
@@ -147,8 +149,7 @@ def submit(
         CodeUnknown, IdempotencyConflict, QueueFull
     """
     spec, note = _accept(store, spec, now, context)
-    with store.write() as tx:
-        return submissions.create(tx, spec, idempotency_key=idempotency_key, now=now, note=note)
+    return store.writing(submissions.create)(spec, idempotency_key=idempotency_key, now=now, note=note)
 
 
 def _accept(store: Store, spec: JobSpec, now: float, context: SubmitContext) -> tuple[JobSpec, str]:
@@ -156,6 +157,9 @@ def _accept(store: Store, spec: JobSpec, now: float, context: SubmitContext) -> 
 
     Return the spec with the archive of its code, and the note of the job's status.
     """
+    if spec.islands is not None and spec.islands.clusters and spec.islands.index is not None:
+        cluster = spec.islands.clusters[spec.islands.index]
+        spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"cluster": cluster})})
     note = _check(store, spec, now, context)
     if spec.code.archive is not None:
         _require_code(store, spec.code.archive)
@@ -246,9 +250,8 @@ def _require_code(store: Store, sha256: str) -> None:
 
 
 def _store_code(store: Store, packed: CodeArchive, now: float) -> None:
-    archive = archives.checked(packed.sha256, packed.data)
-    with store.write() as tx:
-        archives.put(tx, archive, now=now)
+    archive = archives.check(packed.sha256, packed.data)
+    store.writing(archives.put)(archive, now=now)
 
 
 def _pack_code(spec: JobSpec) -> CodeArchive | None:
@@ -275,7 +278,7 @@ def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: floa
         return ""
     if spec.finish_by <= now:
         raise SpecError.at(
-            "finish_by", f"finish_by was {duration(now - spec.finish_by)} ago. Set a later time, or leave it out."
+            "finish_by", f"finish_by was {duration_text(now - spec.finish_by)} ago. Set a later time, or leave it out."
         )
     profile = measured_profile(profiles, has_gpu=spec.worker.gpus > 0)
     if spec.stop is None:
@@ -382,7 +385,13 @@ def expand_specs(request: SweepRequest) -> list[JobSpec]:
         try:
             specs.append(parse_spec(job.document))
         except SpecError as error:
-            raise _add_values(error, job.labels) from None
+            values = describe_labels(job.labels)
+            raise SpecError(
+                tuple(
+                    SpecProblem(path=problem.path, message=f"With {values}: {problem.message}")
+                    for problem in error.problems
+                )
+            ) from None
     return specs
 
 
@@ -405,17 +414,7 @@ def submit_sweep(
         if directory is not None and spec.code.archive is not None:
             archives_by_directory[directory] = spec.code.archive
         accepted.append((spec, note))
-    with store.write() as tx:
-        return sweep_jobs.create(tx, name, accepted, now=now)
-
-
-def _add_values(error: SpecError, labels: dict[str, str]) -> SpecError:
-    return SpecError(
-        tuple(
-            SpecProblem(path=problem.path, message=f"With {describe_labels(labels)}: {problem.message}")
-            for problem in error.problems
-        )
-    )
+    return store.writing(sweep_jobs.create)(name, accepted, now=now)
 
 
 def _shorten_name(request: SweepRequest) -> str:
@@ -459,9 +458,8 @@ class Pruner:
             assert row.spec.sweep is not None
             sweeps[row.spec.project, row.spec.sweep.name][job_id] = _make_rule(row.spec, row.spec.sweep)
         for (project, sweep), rules in sweeps.items():
-            for job_id, worse in self._store.reading(sweep_jobs.compare)(project, sweep, rules).items():
-                with self._store.write(epoch) as tx:
-                    sweep_jobs.prune(tx, job_id, sweep, worse, rules[job_id], now=now)
+            for job_id, worse in self._store.reading(sweep_jobs.find_worse)(project, sweep, rules).items():
+                self._store.writing(sweep_jobs.prune, epoch)(job_id, sweep, worse, rules[job_id], now=now)
 
 
 def _may_be_pruned(row: DriveRow) -> bool:

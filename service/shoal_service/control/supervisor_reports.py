@@ -12,7 +12,6 @@ directive that another process has written is found within a second, with one qu
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -53,11 +52,11 @@ class Reception:
         with self._watch(caller.job_id) as changed:
             while True:
                 changed.clear()
-                directive_row = await asyncio.to_thread(
+                newest = await asyncio.to_thread(
                     self._store.reading(supervisor_links.directive), caller.job_id, caller.attempt
                 )
-                if directive_row is not None and directive_row.number != after:
-                    return DirectiveAnswer(number=directive_row.number, directive=json.loads(directive_row.body))
+                if newest is not None and newest.number != after:
+                    return newest
                 left_s = until_mono - self._clock.monotonic()
                 if left_s <= 0 or self._is_closed:
                     return DirectiveAnswer(number=after)

@@ -51,8 +51,7 @@ def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: fl
     path = state_dir / f"{cluster}-{GATEWAY_TOKEN_FILE}"
     token = _read(path)
     if token is not None:
-        with store.read() as tx:
-            known = access.find_principal_by_token(tx, token, now=now)
+        known = store.reading(access.find_principal_by_token)(token, now=now)
         if known is not None and known.cluster == cluster:
             return token
     made = store.writing(cluster_links.create_token)(cluster, ClusterTokenRequest(), by=BOOTSTRAP, now=now).token
@@ -77,8 +76,7 @@ def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float
         raise SettingsError(
             f"{name} has no token of the form shoal_, 8 lower-case letters or digits, _ and 43 letters, digits, - or _."
         )
-    with store.write() as tx:
-        view = cluster_links.adopt_token(tx, cluster, token, by=BOOTSTRAP, now=now)
+    view = store.writing(cluster_links.adopt_token)(cluster, token, by=BOOTSTRAP, now=now)
     if view.cluster != cluster:
         owner = f"of the cluster {view.cluster}" if view.cluster else f"{view.name}'s, of role {view.role}"
         raise SettingsError(f"{name} has a token that is {owner}: give the cluster {cluster} one of its own.")
@@ -100,8 +98,7 @@ def _read(path: Path) -> str | None:
 
 def _register(store: Store, token: str, now: float) -> None:
     request = TokenRequest(name=BOOTSTRAP, role=Role.ADMIN, expires_in_s=None)
-    with store.write() as tx:
-        access.adopt_token(tx, token, request, by=BOOTSTRAP, now=now)
+    store.writing(access.adopt_token)(token, request, by=BOOTSTRAP, now=now)
 
 
 def _write(path: Path, token: str, *, replaces: bool = True) -> None:

@@ -52,7 +52,9 @@ from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
 from shoal_service.telemetry.tallies import DeliveryOutcome, WaitTallies, WebhookTallies
 from shoal_service.views import EventView
 from shoal_workers.contract import JobSpec, WebhookSpec
+from shoal_workers.contract.base import FieldError
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
+from shoal_workers.recently_used import RecentlyUsed
 
 _BASE64 = "whsec_"
 """Beginning of a secret in the form of Standard Webhooks: the rest is base64."""
@@ -149,15 +151,8 @@ class WebhookDelivery:
                     self._woken.clear()
                     try:
                         await self._pass()
-                    except LeaseLost as error:
-                        self._lost_epoch = error.epoch
-                        _log.warning("webhooks.lease_lost", extra={"error": str(error)})
-                        await self._drop()
-                    except StoreUnavailable as error:
-                        _log.warning("webhooks.pass_failed", extra={"error": str(error)})
-                        await self._drop()
-                    except Exception:
-                        _log.exception("webhooks.pass_failed")
+                    except Exception as error:
+                        self._note(error, "webhooks.pass_failed")
                         await self._drop()
                     await self._wait(stop)
         finally:
@@ -182,7 +177,7 @@ class WebhookDelivery:
             since = self._read_at - _CLOCKS_APART_S
         else:
             self._read_all_mono = mono
-        lanes = await self._threads(self._store.reading(webhook_lanes.backlog), since)
+        lanes = await self._threads(self._store.reading(webhook_lanes.read_backlog), since)
         self._read_at = now
         self._passed = {lane.key: self._passed[lane.key] for lane in lanes if lane.key in self._passed}
         for lane in lanes:
@@ -215,27 +210,24 @@ class WebhookDelivery:
             end = await self._delivery.deliver(lane, passed, epoch)
         except NotOwner:
             return
-        except LeaseLost as error:
-            self._lost_epoch = epoch
-            _log.warning("webhooks.lease_lost", extra={"error": str(error)})
-            return
-        except StoreUnavailable as error:
-            _log.warning("webhooks.lane_interrupted", extra={"job": lane.job_id, "error": str(error)})
-            end = self._later(lane)
-        except Exception:
-            _log.exception("webhooks.lane_failed", extra={"job": lane.job_id, "hook": lane.hook})
-            end = self._later(lane)
-        if self._epoch != epoch:
+        except Exception as error:
+            self._note(error, "webhooks.lane_failed", job=lane.job_id, hook=lane.hook)
+            next_at = self._clock.time() + self._config.retries.first_s  # the receiver has not failed
+            end = replace(lane, retries=replace(lane.retries, next_at=next_at))
+        if not self._owns(epoch) or self._epoch != epoch:
             return
         if isinstance(end, Lane):
             self._waiting[lane.key] = end
         else:
             self._passed[lane.key] = end
 
-    def _later(self, lane: Lane) -> Lane:
-        """Make the lane after a failure that is not the receiver's."""
-        next_at = self._clock.time() + self._config.retries.first_s
-        return replace(lane, retries=replace(lane.retries, next_at=next_at))
+    def _note(self, error: Exception, event: str, **fields: str) -> None:
+        """Log an error of a pass or a lane."""
+        if isinstance(error, LeaseLost):
+            self._lost_epoch, event = error.epoch, "webhooks.lease_lost"
+        is_expected = isinstance(error, LeaseLost | StoreUnavailable)
+        extra = {**fields, "error": str(error)}
+        _log.log(logging.WARNING if is_expected else logging.ERROR, event, extra=extra, exc_info=not is_expected)
 
     def _owns(self, epoch: int) -> bool:
         """Return whether this process still has the lease, by its own clock."""
@@ -313,18 +305,16 @@ class LaneDelivery:
         """`owns(epoch)`: whether this process still has the lease of this epoch."""
         self._store = store
         self._clock = clock
-        self._secrets = config.secrets
-        self._policy = config.retries
+        self._config = config
         self._tallies = tallies
         self._threads = threads
         self._owns = owns
         self._by_name = {SERVICE + hook.name: hook for hook in config.hooks}
-        self._rules = config.rules
         self._sender = Sender(config.answer_s, tallies.waits)
         self._sender_of_specs = Sender(config.answer_s, tallies.waits, config.rules)
         self._notifier = Notifier(config.answer_s, tallies.waits)
         self._slots = Slots(config.slots)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: RecentlyUsed[str, _Job] = RecentlyUsed(_KNOWN_JOBS)
 
     async def close(self) -> None:
         await self._sender.close()
@@ -371,17 +361,17 @@ class LaneDelivery:
             except SecretUnusable as unusable:
                 error = f"was not called: {unusable}"
         self._tallies.seconds.observe(self._clock.monotonic() - began_mono, _label(lane))
-        self._count(lane, DeliveryOutcome.FAILED if error else DeliveryOutcome.DELIVERED)
+        self._tallies.outcomes.add(_label(lane), DeliveryOutcome.FAILED if error else DeliveryOutcome.DELIVERED)
         return error
 
     async def _send(self, hook: WebhookSpec, event: EventView, job: JobFacts) -> str:
         is_of_service = isinstance(hook, ServiceWebhook)
-        if not is_of_service and (message := self._rules.refusal_of_secret(hook, job.project)):
+        if not is_of_service and (message := self._config.rules.refusal_of_secret(hook, job.project)):
             return f"was not called: {message}"
         if hook.is_apprise:
-            url = await self._threads(self._secrets.url, hook.secret)
+            url = await self._threads(self._config.secrets.url, hook.secret)
             return await self._notifier.send(url, event, job)
-        key = await self._threads(self._secrets.key, hook.secret)
+        key = await self._threads(self._config.secrets.key, hook.secret)
         body = body_of(event, job)
         headers = headers_of(message_id(job.id, event.seq), body, key, self._clock.time())
         sender = self._sender if is_of_service else self._sender_of_specs
@@ -402,7 +392,7 @@ class LaneDelivery:
             [event.at for event in waiting],
             now=now,
             spread=zlib.crc32(repr(lane.key).encode()) / 2**32,
-            policy=self._policy,
+            policy=self._config.retries,
         )
         lost, left = waiting[: verdict.num_given_up], waiting[verdict.num_given_up :]
         failure = Failure(
@@ -416,21 +406,18 @@ class LaneDelivery:
         fields = {"job": lane.job_id, "hook": lane.hook, "receiver": hook.receiver}
         _log.warning("webhooks.failed", extra={**fields, "error": error, "reason": verdict.reason})
         await self._threads(self._store.writing(webhook_lanes.fail, epoch), lane, failure, gave_up, now=now)
-        self._count(lane, DeliveryOutcome.GAVE_UP, len(lost))
+        self._tallies.outcomes.add(_label(lane), DeliveryOutcome.GAVE_UP, amount=len(lost))
         return replace(lane, seq=failure.seq, retries=verdict.retries)
 
     async def _job(self, job_id: str) -> _Job:
         """Facts of a job that never change: name, project, user and webhooks."""
-        if job_id not in self._jobs:
-            if len(self._jobs) >= _KNOWN_JOBS:
-                self._jobs.clear()
+        job = self._jobs.get(job_id)
+        if job is None:
             spec = (await self._threads(self._store.get_job, job_id)).spec
             facts = JobFacts(id=job_id, name=spec.name, project=spec.project, user=spec.user)
-            self._jobs[job_id] = _Job(facts, spec.webhooks)
-        return self._jobs[job_id]
-
-    def _count(self, lane: Lane, outcome: DeliveryOutcome, amount: int = 1) -> None:
-        self._tallies.outcomes.add(_label(lane), outcome, amount=amount)
+            job = _Job(facts, spec.webhooks)
+            self._jobs.put(job_id, job)
+        return job
 
 
 def _gave_up(hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: Failure, now: float) -> WebhookGaveUp:
@@ -502,16 +489,12 @@ def signature(identifier: str, timestamp: int, body: bytes, key: bytes) -> str:
     return "v1," + base64.b64encode(digest).decode()
 
 
-class SecretUnusable(Exception):
+@dataclass(eq=False)
+class SecretUnusable(FieldError, text="secret {reference}: {reason}"):
     """There is no such secret, or it cannot be used. The message names the reference, never the secret."""
 
-    def __init__(self, reference: str, reason: str) -> None:
-        super().__init__(reference, reason)
-        self.reference = reference
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"secret {self.reference}: {self.reason}"
+    reference: str
+    reason: str
 
 
 class Secrets:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shoal_service.core.attempt.faults import FAULTS, Blame
 from shoal_service.core.attempt.state import Incident
@@ -62,8 +63,7 @@ Sample = tuple[int, str, WorkerStack]
 """A rank of the group, its node's address, and what its training thread does."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimes:
+class RankTimes(NamedTuple):
     """One rank in one step, or means over steps. Seconds."""
 
     compute_s: float
@@ -127,7 +127,7 @@ def step_done(pace: Pace, report: StepReport) -> tuple[Pace, SlowDown | None]:
         return pace, None
     if len(pace.normal) < _LEAST_NORMAL:
         return replace(pace, normal=(*pace.normal, times)), None
-    usual = _typical(pace.normal)
+    usual = _average(pace.normal, statistics.median)  # a checkpoint that is usual is none of the excess
     if _is_stall(times, usual):
         suspicion = None if pace.is_named else _found(report, usual, (times,))
         return replace(pace, slow=(times,), is_named=True, num_slow=0), suspicion
@@ -171,7 +171,7 @@ def whose_work_grew(slow: Sequence[StepTimes], usual: StepTimes) -> Suspect | No
     A rank is suspected if its own work, without waiting, has grown by much more than that of the others. If the work of
     all ranks has grown, none is suspected, but the reason is named.
     """
-    now = _mean(slow)
+    now = _average(slow, statistics.fmean)
     grown = [rank.own_s - before.own_s for rank, before in zip(now.ranks, usual.ranks, strict=True)]
     excess = max(now.step_s - usual.step_s, 1e-9)
     starved = _who_has_no_cpu(now, usual, excess)
@@ -236,9 +236,8 @@ def _is_stall(times: StepTimes, usual: StepTimes) -> bool:
 
 
 def _found(report: StepReport, usual: StepTimes, slow: tuple[StepTimes, ...]) -> SlowDown:
-    return SlowDown(
-        step=report.step, usual_s=usual.step_s, now_s=_mean(slow).step_s, suspect=whose_work_grew(slow, usual)
-    )
+    now_s = statistics.fmean(step.step_s for step in slow)
+    return SlowDown(step=report.step, usual_s=usual.step_s, now_s=now_s, suspect=whose_work_grew(slow, usual))
 
 
 def _times(report: StepReport) -> StepTimes | None:
@@ -250,31 +249,11 @@ def _times(report: StepReport) -> StepTimes | None:
     return StepTimes(max(0.0, report.step_s - report.validating_s), ranks)
 
 
-def _typical(steps: Sequence[StepTimes]) -> StepTimes:
-    """Medians. A checkpoint that is usual is none of the excess: of its times the largest counts."""
-    ranks = tuple(
-        RankTimes(
-            statistics.median(step.compute_s for step in of_rank),
-            statistics.median(step.data_s for step in of_rank),
-            statistics.median(step.cpu_wait_s for step in of_rank),
-            statistics.median(step.saving_s for step in of_rank),
-        )
-        for of_rank in zip(*(step.ranks for step in steps), strict=True)
-    )
-    return StepTimes(statistics.median(step.step_s for step in steps), ranks)
-
-
-def _mean(steps: Sequence[StepTimes]) -> StepTimes:
-    ranks = tuple(
-        RankTimes(
-            statistics.fmean(step.compute_s for step in of_rank),
-            statistics.fmean(step.data_s for step in of_rank),
-            statistics.fmean(step.cpu_wait_s for step in of_rank),
-            statistics.fmean(step.saving_s for step in of_rank),
-        )
-        for of_rank in zip(*(step.ranks for step in steps), strict=True)
-    )
-    return StepTimes(statistics.fmean(step.step_s for step in steps), ranks)
+def _average(steps: Sequence[StepTimes], average: Callable[[Iterable[float]], float]) -> StepTimes:
+    """Average each time over the steps, by rank."""
+    times_by_rank = zip(*(step.ranks for step in steps), strict=True)
+    ranks = tuple(RankTimes(*map(average, zip(*times, strict=True))) for times in times_by_rank)
+    return StepTimes(average(step.step_s for step in steps), ranks)
 
 
 def _summary(now: StepTimes, usual: StepTimes) -> str:

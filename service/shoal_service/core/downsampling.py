@@ -10,13 +10,14 @@ Which single steps and events of a job stay once the job has come far beyond the
             first, around an incident, extremes                all of them
 
 Roll-ups (store/curves.py) keep the shape of the curve. The single steps that stay are those that a mean would hide or
-that a reader asks for by number. `store/thinning.py` deletes the others while the job trains.
+that a reader asks for by number. `store/curves.py` deletes the others while the job trains.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -68,19 +69,8 @@ def downsample(points: Iterable[SeriesPoint], *, first_step: int, width: int) ->
     The values are means. Step, time, world size and generation are those of the last step in the bucket, so the last
     point of the series is always the newest step.
     """
-    result: list[SeriesPoint] = []
-    bucket: list[SeriesPoint] = []
-    current = -1
-    for point in points:
-        index = (point.step - first_step) // width
-        if bucket and index != current:
-            result.append(_merge(bucket))
-            bucket = []
-        current = index
-        bucket.append(point)
-    if bucket:
-        result.append(_merge(bucket))
-    return result
+    buckets = groupby(points, key=lambda point: (point.step - first_step) // width)
+    return [_merge(list(bucket)) for _, bucket in buckets]
 
 
 def _merge(bucket: list[SeriesPoint]) -> SeriesPoint:

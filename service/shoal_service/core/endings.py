@@ -62,8 +62,8 @@ class Ending:
     state: JobState
     """The state of the job if no other attempt follows."""
     retry: Retry
-    words: str
-    """Words for people; the message of the supervisor has the details."""
+    message: str
+    """For people; the message of the supervisor has the details."""
 
 
 ENDINGS: dict[EndReason, Ending] = {
@@ -107,7 +107,7 @@ ENDINGS: dict[EndReason, Ending] = {
 
 
 _MISTAKEN = "The task cannot be trained as it is."
-"""Instead of the words of USER_ERROR if the message is a sentence about a mistake, or of a refusal of Shoal's own."""
+"""Replaces the message of USER_ERROR if Shoal knows the mistake or has refused the task: nothing was raised then."""
 REPEATED = "repeated_end"
 """Value of `UserFailure.mistake`: a script has ended in the same way several times in a row without progress."""
 _OF_SCRIPTS = {"exit_status": "The script has failed."}
@@ -149,13 +149,13 @@ def decide_retry(
     """
     ending = ENDINGS[reason]
     is_mistaken = bool(mistake) and reason is EndReason.USER_ERROR
-    message = _OF_SCRIPTS.get(mistake, _MISTAKEN) if is_mistaken else ending.words
+    message = _OF_SCRIPTS.get(mistake, _MISTAKEN) if is_mistaken else ending.message
     if ending.retry is Retry.FREE:
-        return RetryDecision(True, False, f"{ending.words} Back to the queue with {count_text(step, 'step')} kept.")
+        return RetryDecision(True, False, f"{ending.message} Back to the queue with {count_text(step, 'step')} kept.")
     if ending.retry is Retry.NEVER:
-        return RetryDecision(False, False, ending.words)
+        return RetryDecision(False, False, ending.message)
     if mistake == REPEATED:
-        return RetryDecision(False, True, "No other attempt: it would end in the same way again.")
+        return RetryDecision(False, True, "Not retried: it would end in the same way again.")
     if step <= record.last_step and not has_run_long:
         return RetryDecision(
             False,
@@ -205,12 +205,12 @@ class LostAttempt(Frozen):
 
 
 def after_end(
-    known: LostAttempt | None, ended: LostAttempt, reason: EndReason, *, saved_step: int, is_retried: bool = False
+    lost_before: LostAttempt | None, ended: LostAttempt, reason: EndReason, *, saved_step: int, is_retried: bool = False
 ) -> LostAttempt | None:
-    """What the job has lost by now; None means nothing.
+    """Return what the job has lost by now; None if nothing.
 
     Args:
-        known: lost before, if no step was completed since.
+        lost_before: None if a step was completed since.
         ended: the attempt that is over.
         saved_step: step of its newest checkpoint.
         is_retried: it has failed, and another one follows.
@@ -218,6 +218,6 @@ def after_end(
     if is_retried:
         ended = ended.model_copy(update={"cause": IncidentCause.RETRIED})
     is_lost = is_retried or reason in _LOSSES or (reason in _SAVING and saved_step < ended.step)
-    if known is None:
+    if lost_before is None:
         return ended if is_lost else None
-    return ended.model_copy(update={"step": max(known.step, ended.step)}) if is_lost else known
+    return ended.model_copy(update={"step": max(lost_before.step, ended.step)}) if is_lost else lost_before

@@ -24,6 +24,7 @@ store/timeline.py asks for a window, once for each project.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -209,26 +210,14 @@ def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, wo
 def settle_report(ledger: Ledger, *, generation: int, step: int) -> Ledger:
     """A script has reported a step: all of its group's seconds since the last report were productive, or recomputed. It
     need not report every step, so the steps before this one are settled too."""
-    if generation != ledger.generation or step <= ledger.settled_step:
-        return ledger
-    under = Category.RECOMPUTED if step <= ledger.max_step else Category.PRODUCTIVE
-    source, amount = ledger.unsettled_under, ledger.unsettled
-    ledger = _move(ledger, source, under, amount)
-    return replace(
-        ledger,
-        settled_step=step,
-        max_step=max(ledger.max_step, step),
-        unsettled=0.0,
-        incident=max(0.0, ledger.incident - amount) if _is_recovering(source) else ledger.incident,
-    )
+    return settle_step(ledger, generation=generation, step=step, step_s=math.inf, workers=1)
 
 
 def begun(ledger: Ledger, under: str, *, start_step: int) -> Ledger:
     """The first report of a script's group: its seconds until then went to imports, its model and its own checkpoint.
     They are booked under `under`, the account of the time before the group."""
-    moved = _move(ledger, ledger.unsettled_under, under, ledger.unsettled)
-    incident = ledger.incident + (ledger.unsettled if _is_recovering(under) else 0.0)
-    return replace(moved, settled_step=start_step, unsettled=0.0, incident=incident)
+    moved = discard(ledger, under)
+    return replace(moved, settled_step=start_step, unsettled=0.0, unsettled_under=ledger.unsettled_under)
 
 
 def keep(ledger: Ledger) -> Ledger:

@@ -138,12 +138,12 @@ def _settled(standing: JobStanding, state: JobState) -> JobStanding:
     """The standing after the attempt: if the job has not ended, what the user desires decides."""
     if state.ended:
         return JobStanding(state, standing.desired)
-    match standing.desired:
-        case Desired.RUN:
-            return JobStanding(JobState.QUEUED, Desired.RUN)
-        case Desired.PAUSE:
-            return JobStanding(JobState.PAUSED, Desired.PAUSE)
-        case Desired.CANCEL:
-            return JobStanding(JobState.CANCELLED, Desired.CANCEL)
-        case _:
-            assert_never(standing.desired)
+    return JobStanding(_WITHOUT_ATTEMPT[standing.desired], standing.desired)
+
+
+_WITHOUT_ATTEMPT = {
+    Desired.RUN: JobState.QUEUED,
+    Desired.PAUSE: JobState.PAUSED,
+    Desired.CANCEL: JobState.CANCELLED,
+}
+"""State of a job without an attempt, by what the user desires."""

@@ -5,20 +5,19 @@ The command line and `sweeps` refuse the same paths in the same words, since bot
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from shoal_workers.contract.base import FieldError
 
-class NotASection(ValueError):
+
+@dataclass(eq=False)
+class NotASection(FieldError, ValueError, text="{path}: {part} is {value!r}, not a section with keys"):
     """A part of the path is a value without keys."""
 
-    def __init__(self, path: str, part: str, value: object) -> None:
-        super().__init__(path, part, value)
-        self.path = path
-        self.part = part
-        self.value = value
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.part} is {self.value!r}, not a section with keys"
+    path: str
+    part: str
+    value: object
 
 
 def assign(document: dict[str, Any], path: str, value: Any) -> None:

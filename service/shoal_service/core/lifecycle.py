@@ -19,18 +19,17 @@ from dataclasses import dataclass
 
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract import CheckpointName, ContinueFrom, JobState, StopSpec
+from shoal_workers.contract.base import FieldError
 
 _SHOWN = 8
 
 
-class NoSuchCheckpoint(ValueError):
+@dataclass(eq=False)
+class NoSuchCheckpoint(FieldError, ValueError, text="{message}"):
     """The job cannot go on from what `continue_from` names; the message names the way out."""
 
     code = "no_such_checkpoint"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+    message: str
 
 
 def choose(wanted: ContinueFrom, committed: Collection[CheckpointName], stop: StopSpec | None) -> CheckpointName:

@@ -53,8 +53,8 @@ class NodeLossBound(Frozen):
 
     def words(self) -> str:
         most = "the steps since the last checkpoint" if self.at_most is None else count_text(self.at_most, "step")
-        limit = "costs" if self.at_most is None else "costs at most"
-        return f"a lost node {limit} {most}, now {self.now} ({self._how()})"
+        limit = "repeats" if self.at_most is None else "repeats at most"
+        return f"losing a node {limit} {most}, {self.now} now ({self._how()})"
 
     def _how(self) -> str:
         match self.protection:

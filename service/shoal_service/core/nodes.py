@@ -204,9 +204,11 @@ def avoided(nodes: Sequence[Node], job_id: str = "") -> tuple[AvoidedNode, ...]:
                 AvoidedNode(node_id=node.node_id, reason=f"drained: {node.drain.reason}", deadline=node.drain.deadline)
             )
         elif node.on_probation and any_left:
-            avoided_nodes.append(AvoidedNode(node_id=node.node_id, reason=f"on probation: {node.suspected}"))
+            reason = f"on probation: {node.suspected}"
+            avoided_nodes.append(AvoidedNode(node_id=node.node_id, reason=reason, is_suspected=node.cordon is None))
         elif job_id in node.suspected_by and others:
-            avoided_nodes.append(AvoidedNode(node_id=node.node_id, reason=f"suspected by this job: {node.suspected}"))
+            reason = f"suspected by this job: {node.suspected}"
+            avoided_nodes.append(AvoidedNode(node_id=node.node_id, reason=reason, is_suspected=node.cordon is None))
         elif node.cordon is not None:
             avoided_nodes.append(
                 AvoidedNode(node_id=node.node_id, reason=f"cordoned: {node.cordon.reason}", keeps_workers=True)

@@ -7,8 +7,10 @@ once, with its last value. `differences` says whether equal losses can be expect
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Iterator
+from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
 from shoal_workers.contract import Frozen, JobSpec
@@ -85,16 +87,45 @@ class Parity(Frozen):
 
 def compare(losses: Losses, reference: Losses, *, tolerance: float, max_points: int = 0) -> Parity:
     """Compare two series; reads each of them once. `max_points` 0: the summary only."""
-    summary = _Summary(tolerance)
+    num_compared = num_over = 0
+    num_unmatched = {_JOB: 0, _AGAINST: 0}
+    has_other_steps = False
+    largest_abs = largest_rel = first_different = first_over = None
     points = _Thinned(max_points)
-    for step, loss, other in _side_by_side(losses, reference):
-        if loss is None or other is None:
-            summary.add_unmatched(in_job=loss is not None)
+    for step, values in _side_by_side(losses, reference):
+        if len(values) == 1:
+            has_other_steps = has_other_steps or num_compared > 0
+            num_unmatched[next(iter(values))] += 1
             continue
-        point = _point(step, loss, other)
-        summary.add(point)
+        point = _Point(step, values[_JOB], values[_AGAINST], *_distance(values[_JOB], values[_AGAINST]))
+        num_compared += 1
+        if largest_abs is None or point.abs_diff > largest_abs.abs_diff:
+            largest_abs = point
+        if largest_rel is None or point.rel_diff > largest_rel.rel_diff:
+            largest_rel = point
+        if first_different is None and point.abs_diff > 0:
+            first_different = step
+        if point.rel_diff > tolerance:
+            num_over += 1
+            first_over = step if first_over is None else first_over
         points.add(point)
-    return summary.parity(tuple(points.points()))
+    differs, is_same_training = first_different is not None, num_compared > 0 and not has_other_steps
+    return Parity(
+        tolerance=tolerance,
+        within_tolerance=is_same_training and num_over == 0,
+        bit_identical=is_same_training and not differs,
+        steps_compared=num_compared,
+        steps_only_in_job=num_unmatched[_JOB],
+        steps_only_in_against=num_unmatched[_AGAINST],
+        max_abs_diff=largest_abs.abs_diff if largest_abs else None,
+        max_abs_diff_step=largest_abs.step if largest_abs and differs else None,
+        max_rel_diff=largest_rel.rel_diff if largest_rel else None,
+        max_rel_diff_step=largest_rel.step if largest_rel and differs else None,
+        first_step_different=first_different,
+        first_step_over_tolerance=first_over,
+        steps_over_tolerance=num_over,
+        points=tuple(points.points()),
+    )
 
 
 def differences(spec: JobSpec, against: JobSpec) -> tuple[SpecDifference, ...]:
@@ -105,21 +136,16 @@ def differences(spec: JobSpec, against: JobSpec) -> tuple[SpecDifference, ...]:
     )
 
 
-def _side_by_side(losses: Losses, reference: Losses) -> Iterator[tuple[int, float | None, float | None]]:
-    """(step, loss, other loss) for every step of either series; None if a series does not have the step."""
-    left, right = iter(losses), iter(reference)
-    a, b = next(left, None), next(right, None)
-    while a is not None or b is not None:
-        if b is None or (a is not None and a[0] < b[0]):
-            assert a is not None
-            yield a[0], a[1], None
-            a = next(left, None)
-        elif a is None or b[0] < a[0]:
-            yield b[0], None, b[1]
-            b = next(right, None)
-        else:
-            yield a[0], a[1], b[1]
-            a, b = next(left, None), next(right, None)
+_JOB, _AGAINST = 0, 1
+"""The two series."""
+
+
+def _side_by_side(losses: Losses, reference: Losses) -> Iterator[tuple[int, dict[int, float]]]:
+    """Yield each step of either series, with the losses of those that have it, by series."""
+    numbered = (zip(repeat(series), values) for series, values in ((_JOB, losses), (_AGAINST, reference)))
+    merged = heapq.merge(*numbered, key=lambda item: item[1][0])
+    for step, items in groupby(merged, key=lambda item: item[1][0]):
+        yield step, {series: loss for series, (_, loss) in items}
 
 
 class _Point(NamedTuple):
@@ -132,10 +158,6 @@ class _Point(NamedTuple):
     rel_diff: float
 
 
-def _point(step: int, loss: float, other: float) -> _Point:
-    return _Point(step, loss, other, *_distance(loss, other))
-
-
 def _distance(a: float, b: float) -> tuple[float, float]:
     """(absolute, relative). Two NaNs do not differ, nor do two equal infinities."""
     if a == b or (math.isnan(a) and math.isnan(b)):
@@ -144,60 +166,6 @@ def _distance(a: float, b: float) -> tuple[float, float]:
         return math.inf, math.inf
     largest = max(abs(a), abs(b))
     return abs(a - b), abs(a / largest - b / largest)
-
-
-class _Summary:
-    def __init__(self, tolerance: float) -> None:
-        self._tolerance = tolerance
-        self._compared = 0
-        self._only_in_job = 0
-        self._only_in_against = 0
-        self._has_other_steps = False
-        """One of them has a step after the first common one that the other has not."""
-        self._over = 0
-        self._largest_abs: _Point | None = None
-        self._largest_rel: _Point | None = None
-        self._first_different: int | None = None
-        self._first_over: int | None = None
-
-    def add_unmatched(self, *, in_job: bool) -> None:
-        self._has_other_steps = self._has_other_steps or self._compared > 0
-        if in_job:
-            self._only_in_job += 1
-        else:
-            self._only_in_against += 1
-
-    def add(self, point: _Point) -> None:
-        self._compared += 1
-        if self._largest_abs is None or point.abs_diff > self._largest_abs.abs_diff:
-            self._largest_abs = point
-        if self._largest_rel is None or point.rel_diff > self._largest_rel.rel_diff:
-            self._largest_rel = point
-        if self._first_different is None and point.abs_diff > 0:
-            self._first_different = point.step
-        if point.rel_diff > self._tolerance:
-            self._over += 1
-            self._first_over = point.step if self._first_over is None else self._first_over
-
-    def parity(self, points: tuple[ParityPoint, ...]) -> Parity:
-        differs = self._first_different is not None
-        is_same_training = self._compared > 0 and not self._has_other_steps
-        return Parity(
-            tolerance=self._tolerance,
-            within_tolerance=is_same_training and self._over == 0,
-            bit_identical=is_same_training and not differs,
-            steps_compared=self._compared,
-            steps_only_in_job=self._only_in_job,
-            steps_only_in_against=self._only_in_against,
-            max_abs_diff=self._largest_abs.abs_diff if self._largest_abs else None,
-            max_abs_diff_step=self._largest_abs.step if self._largest_abs and differs else None,
-            max_rel_diff=self._largest_rel.rel_diff if self._largest_rel else None,
-            max_rel_diff_step=self._largest_rel.step if self._largest_rel and differs else None,
-            first_step_different=self._first_different,
-            first_step_over_tolerance=self._first_over,
-            steps_over_tolerance=self._over,
-            points=points,
-        )
 
 
 class _Thinned:

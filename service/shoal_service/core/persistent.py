@@ -89,14 +89,16 @@ class IntMap(Mapping[int, V]):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of a JSON object."""
         (value,) = get_args(source)
-        items = handler.generate_schema(dict[int, value])  # type: ignore[valid-type]
-        return core_schema.no_info_before_validator_function(
-            lambda given: given if isinstance(given, dict) else dict(given),
-            core_schema.no_info_after_validator_function(cls, items),
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                dict, return_schema=items, when_used="always"
-            ),
-        )
+        return _make_schema(cls, dict, handler.generate_schema(dict[int, value]))  # type: ignore[valid-type]
+
+
+def _make_schema(collection: type[Any], plain: type[Any], items: CoreSchema) -> CoreSchema:
+    """Make the schema of a collection that is validated and written as a plain one of builtin type."""
+    return core_schema.no_info_before_validator_function(
+        lambda given: given if isinstance(given, (dict, list, tuple)) else plain(given),
+        core_schema.no_info_after_validator_function(collection, items),
+        serialization=core_schema.plain_serializer_function_ser_schema(plain, return_schema=items, when_used="always"),
+    )
 
 
 class Indexed(Protocol):
@@ -172,11 +174,4 @@ class Table(Sequence[T]):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of a JSON array."""
         (item,) = get_args(source)
-        items = handler.generate_schema(tuple[item, ...])  # type: ignore[valid-type]
-        return core_schema.no_info_before_validator_function(
-            lambda given: given if isinstance(given, (list, tuple)) else tuple(given),
-            core_schema.no_info_after_validator_function(cls, items),
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                tuple, return_schema=items, when_used="always"
-            ),
-        )
+        return _make_schema(cls, tuple, handler.generate_schema(tuple[item, ...]))  # type: ignore[valid-type]

@@ -1,4 +1,4 @@
-"""Whether a host answers connects. Pure: `supervisor/workers/probes.py` makes the connects and asks `silent_nodes`.
+"""Decide which hosts answer no connects. Pure: `supervisor/workers/probes.py` connects and calls `silent_nodes`.
 
 The kernel of a host answers a connect: it accepts if a process listens at the port, and refuses if none does. No
 process has to run for that. So a host that is short of CPU answers within milliseconds although its processes answer
@@ -74,12 +74,14 @@ def probed(reach: Reach, now: float) -> Reach:
 def answered(reach: Reach, made_at: float, seen_at: float) -> Reach:
     """The connect that was made at `made_at` was accepted or refused. Older ones are not waited for any longer."""
     took_s = max(0.0, seen_at - made_at)
-    known = reach.has_answered and reach.answer_s > 0
+    has_average = reach.has_answered and reach.answer_s > 0
     return replace(
         reach,
         has_answered=True,
-        answer_s=reach.answer_s + _GAIN * (took_s - reach.answer_s) if known else took_s,
-        deviation_s=reach.deviation_s + _GAIN * (abs(took_s - reach.answer_s) - reach.deviation_s) if known else 0.0,
+        answer_s=reach.answer_s + _GAIN * (took_s - reach.answer_s) if has_average else took_s,
+        deviation_s=reach.deviation_s + _GAIN * (abs(took_s - reach.answer_s) - reach.deviation_s)
+        if has_average
+        else 0.0,
         unanswered=tuple(at for at in reach.unanswered if at > made_at),
         silent_because="",
     )
@@ -120,8 +122,8 @@ def silent_nodes(hosts: Mapping[str, Reach], now: float, *, own: str, head: str)
         own: the node of this process.
         head: the node of Ray's head.
     """
-    judged = {node_id: is_silent(reach, now) for node_id, reach in hosts.items() if reach.has_answered}
-    known = {node_id: reach.silent_because for node_id, reach in hosts.items() if reach.silent_because}
-    if all(judged.values()) and head != own:
-        return known
-    return {node_id: decision.reason for node_id, decision in judged.items() if decision}
+    decisions = {node_id: is_silent(reach, now) for node_id, reach in hosts.items() if reach.has_answered}
+    silent_so_far = {node_id: reach.silent_because for node_id, reach in hosts.items() if reach.silent_because}
+    if all(decisions.values()) and head != own:
+        return silent_so_far
+    return {node_id: decision.reason for node_id, decision in decisions.items() if decision}

@@ -16,9 +16,11 @@ from shoal_workers.contract.messages import Frame
 _COLLECTIVES = {
     "all_reduce": "all-reduce",
     "all_reduce_coalesced": "all-reduce",
+    "all_reduce_small": "all-reduce",
     "all_gather": "all-gather",
     "all_gather_into_tensor": "all-gather",
     "all_gather_object": "all-gather",
+    "gather_values": "all-gather",
     "reduce_scatter": "reduce-scatter",
     "reduce_scatter_tensor": "reduce-scatter",
     "broadcast": "broadcast",
@@ -40,6 +42,7 @@ _COLLECTIVES = {
 several, the outermost counts."""
 _COLLECTIVE_FILES = (
     "torch/distributed/",
+    "shoal_workers/engine/group/all_ranks.py",
     "shoal_workers/engine/step/vote.py",
     "shoal_workers/engine/loop/gradients.py",
 )

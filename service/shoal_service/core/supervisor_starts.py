@@ -1,11 +1,11 @@
-"""Whether a supervisor that never gets to record its start is started again. Pure; called by `control/driver.py`.
+"""Decides whether a supervisor that does not get to record its start is started again. Pure.
 
     its actor cannot be created            start it again after 1, 2, 4 and 8 s; five failures end the attempt
-    its process dies, Ray starts another   nine processes in a row that claimed no life in the journal end the attempt
+    its process dies, Ray starts another   nine processes in a row that recorded no start end the attempt
     its driver meets an unexpected error   drive it again after 1, 2, 4 ... 30 s; eight without a report end the attempt
 
-A supervisor that has recorded its start judges itself, see supervisor/supervisor.py; `lack_of_memory` tells it why
-it died. This one cannot: it died while its process was set up, or its node lacks what it needs.
+A supervisor that has recorded its start in the journal decides about itself, see supervisor/supervisor.py. This one
+cannot: it died while its process was set up, or its node lacks what it needs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StartDecision:
 
 
 def after_failure(num_failed: int, error: str) -> StartDecision:
-    """`num_failed`: starts of this attempt's supervisor that failed in a row, this one included."""
+    """Decide after a failed start. `num_failed`: failed starts in a row, this one included."""
     if num_failed >= MAX_FAILED_STARTS:
         return StartDecision(
             False, 0.0, f"the supervisor could not be started {count_text(num_failed, 'time')} in a row: {error}"
@@ -59,7 +59,11 @@ def after_failure(num_failed: int, error: str) -> StartDecision:
 
 
 def after_error(num_errors: int, error: str) -> StartDecision:
-    """`num_errors`: unexpected errors of the attempt's driver since its supervisor has reported, this one included."""
+    """Decide after an unexpected error of the attempt's driver.
+
+    Args:
+        num_errors: errors since the supervisor has reported, this one included.
+    """
     if num_errors >= MAX_DRIVER_ERRORS:
         times = count_text(num_errors, "time")
         return StartDecision(False, 0.0, f"the control plane failed {times} in a row to drive the attempt: {error}")
@@ -72,29 +76,28 @@ def pause_s(num_errors: int) -> float:
 
 
 def while_unanswered(num_unrecorded: int, known_before: int, ends: Sequence[ProcessEnd] = ()) -> StartDecision:
-    """Tell whether Ray may go on starting it.
+    """Decide whether Ray may go on starting it.
 
     Args:
-        num_unrecorded: processes of this supervisor that were started and have claimed no life, in all.
+        num_unrecorded: processes of this supervisor that were started and have not recorded it, in all.
         known_before: the same, when it last answered.
         ends: how its last processes have ended, if that is known.
     """
-    num_in_vain = num_unrecorded - known_before
-    if num_in_vain > MAX_UNRECORDED_STARTS:
-        why = lack_of_memory(ends)
+    num_in_a_row = num_unrecorded - known_before
+    if num_in_a_row > MAX_UNRECORDED_STARTS:
+        why = describe_lack_of_memory(ends)
         return StartDecision(
             False,
             0.0,
-            f"the supervisor's process died {count_text(num_in_vain - 1, 'time')} in a row before it "
-            "recorded its start. "
-            f"{why or 'See the logs of the Ray workers on its node.'}",
+            f"the supervisor's process died {count_text(num_in_a_row - 1, 'time')} in a row before it recorded its "
+            f"start. {why or 'See the logs of the Ray workers on its node.'}",
             EndReason.WORKERS_FAILED if why else EndReason.INTERNAL,
         )
-    return StartDecision(True, 0.0, f"{num_in_vain} of at most {MAX_UNRECORDED_STARTS} starts are not recorded")
+    return StartDecision(True, 0.0, f"{num_in_a_row} of at most {MAX_UNRECORDED_STARTS} starts are not recorded")
 
 
-def lack_of_memory(ends: Sequence[ProcessEnd]) -> str:
-    """What to tell the user if most of these processes were killed for lack of memory; else empty."""
+def describe_lack_of_memory(ends: Sequence[ProcessEnd]) -> str:
+    """Explain the ends for the user if most of these processes were killed for lack of memory; else empty."""
     killed = [end.words for end in ends if end.is_out_of_memory]
     if 2 * len(killed) <= len(ends):
         return ""

@@ -73,9 +73,7 @@ def combine(axes: Sequence[tuple[str, tuple[str, ...]]]) -> list[dict[str, str]]
     keys = [key for key, _ in axes]
     if twice := {key for key in keys if keys.count(key) > 1}:
         raise InvalidGrid(f"--grid names {', '.join(sorted(twice))} twice: give all of its values in one --grid.")
-    number = 1
-    for _, values in axes:
-        number *= len(values)
+    number = math.prod(len(values) for _, values in axes)
     if number > MAX_JOBS:
         raise InvalidGrid(
             f"The grid has {number:,} combinations, and a sweep at most {MAX_JOBS:,} jobs: leave some out."
@@ -112,7 +110,7 @@ def parse_interval(text: str) -> tuple[str, Interval]:
     return key.strip(), Interval(low, high, is_log=len(ends) == 3, is_whole=whole)
 
 
-def why_not_drawn(interval: Interval) -> str:
+def describe_problem(interval: Interval) -> str:
     """Return why the interval is not valid; empty if it is."""
     if not (math.isfinite(interval.low) and math.isfinite(interval.high) and interval.low < interval.high):
         return f"low is {interval.low:g} and high is {interval.high:g}: low must be a number less than high"
@@ -133,7 +131,7 @@ def draw(
     if both := sorted(lists.keys() & intervals.keys()):
         raise InvalidGrid(f"ranges.{both[0]}: grid has values of this key too. Leave one of the two out.")
     for key, interval in intervals.items():
-        if problem := why_not_drawn(interval):
+        if problem := describe_problem(interval):
             raise InvalidGrid(f"ranges.{key}: {problem}.")
     drawn: dict[tuple[str, ...], dict[str, str]] = {}
     for number in range(1, samples * _DRAWS_PER_SAMPLE + 1):
@@ -311,18 +309,18 @@ def verdict(job_id: str, step: int, values: Mapping[str, float], rule: Rule) -> 
     """
     if job_id not in values:
         return None
-    others = [_or_worst(value) for other, value in values.items() if other != job_id]
-    local, num_kept = _or_worst(values[job_id]), None
+    others = [_replace_nan(value) for other, value in values.items() if other != job_id]
+    this, num_kept = _replace_nan(values[job_id]), None
     if rule.method is Method.HALVING:
         if len(values) < rule.reduction:
             return None
         num_kept = -(-len(values) // rule.reduction)
-        bound = sorted([*others, local])[num_kept - 1]
+        bound = sorted([*others, this])[num_kept - 1]
     elif len(others) < LEAST_OTHERS:
         return None
     else:
         bound = median_high(others)  # of an even number the larger one: at most half of the jobs are ended
-    return Verdict(step, values[job_id], bound, len(others), num_kept) if local > bound else None
+    return Verdict(step, values[job_id], bound, len(others), num_kept) if this > bound else None
 
 
 def _rung(reached: int, rule: Rule) -> int | None:
@@ -333,5 +331,6 @@ def _rung(reached: int, rule: Rule) -> int | None:
     return passed_rung
 
 
-def _or_worst(value: float) -> float:
+def _replace_nan(value: float) -> float:
+    """Return infinity for NaN, which is worse than every number."""
     return math.inf if math.isnan(value) else value

@@ -8,23 +8,36 @@ It dials out only. While the service does not answer, reports wait here and trai
 cluster in a *life*: the service refuses reports of a life that another gateway has followed, and this one then stands
 by in a new life. Within a life an order is carried out once, however often it arrives; its answer is sent until the
 service has acknowledged it, and the service stores the first one. Decides nothing about a job.
+
+`Link` makes each request to the service once, and fails as `home.py` has it; the loops repeat. `OrderExecutor` carries
+out an order: `clusters/verbs.py` has the table of them. Those of RayVerbs are calls of the method with the same name of
+RayAccess; the few of GatewayVerbs are methods here. Whatever fails is the answer to that order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import inspect
 import itertools
 import logging
 import random
 import secrets
+import ssl
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import httpx
+from pydantic_core import to_json
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
+from shoal_service.clusters.verbs import VERBS, Verb
 from shoal_service.clusters.wire import (
     MAX_ANSWERS,
     MAX_WORDS,
@@ -33,12 +46,11 @@ from shoal_service.clusters.wire import (
     ClusterSnapshot,
     Failure,
     Order,
+    OrderPage,
     ReportReceipt,
 )
-from shoal_service.gateway.answering import Answering, RayAccess
-from shoal_service.gateway.link import Link
-from shoal_service.home import DialError, Superseded, Unavailable
-from shoal_workers.contract.backoff import backoff_s
+from shoal_service.home import DialError, Superseded, Unavailable, make_error
+from shoal_workers.contract import Frozen, backoff_s
 from shoal_workers.recently_used import RecentlyUsed
 
 _REPORT_S = 1.0
@@ -113,7 +125,7 @@ class Gateway:
         self._after_connect = connected
         self._replaces = replaces
         self._labels = dict(labels)
-        self._answering = Answering(ray, look=self._look_now, archive=self._archive)
+        self._executor = OrderExecutor(ray, look=self._look_now, archive=self._archive)
         self._life = _Life(takes_over=True)
         self._seen: ClusterSnapshot | None = None
         self._error = f"the gateway connects to Ray at {address}"
@@ -151,7 +163,7 @@ class Gateway:
             for task in (stopping, *loops):
                 task.cancel()
             await asyncio.gather(stopping, *loops, return_exceptions=True)
-            await self._say_farewell()
+            await self._send_last_report()
 
     # --- what it sees
 
@@ -329,7 +341,7 @@ class Gateway:
         self._is_admitted.clear()
         self._life = _Life(takes_over=takes_over)
 
-    async def _say_farewell(self) -> None:
+    async def _send_last_report(self) -> None:
         """Sends a last report, so that the next gateway need not wait."""
         if self._life.is_admitted:
             with suppress(DialError, TimeoutError):
@@ -373,7 +385,7 @@ class Gateway:
 
     async def _carry_out(self, life: _Life, order: Order) -> None:
         try:
-            answer = await self._answering.answer(order)
+            answer = await self._executor.answer(order)
         finally:
             life.running.pop(order.number, None)
         self._answered(life, answer)
@@ -400,3 +412,215 @@ async def _until(event: asyncio.Event, at_most_s: float) -> None:
 def _pause_s(failures: int) -> float:
     """Pause after this many failures in a row. A random part keeps gateways apart."""
     return backoff_s(failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S, spread=random.random())
+
+
+_CONNECT_S = 5.0
+_ANSWER_S = 10.0
+_ARCHIVE_S = 120.0
+_MARGIN_S = 10.0
+_WHOLE = 200
+_NOT_VERIFIED = "CERTIFICATE_VERIFY_FAILED"
+
+
+class Link:
+    """Requests to one service, for one cluster. Used on one event loop; close it after use."""
+
+    def __init__(self, url: str, token: str, cluster: str, verify: ssl.SSLContext | bool = True) -> None:
+        self._base = f"/v1/clusters/{cluster}"
+        self._http = httpx.AsyncClient(
+            base_url=url.rstrip("/"),
+            headers={"Authorization": f"Bearer {token}"},
+            follow_redirects=False,
+            trust_env=False,
+            verify=verify,
+            timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
+        )
+
+    async def report(self, report: ClusterReport) -> ReportReceipt:
+        """Sends a report. Raises DialError."""
+        headers = {"Content-Type": "application/json"}
+        answer = await self._ask("POST", "/reports", content=report.model_dump_json().encode(), headers=headers)
+        return ReportReceipt.model_validate_json(answer.content)
+
+    async def orders(self, life: str, after: int, wait_s: float) -> OrderPage:
+        """Waits up to `wait_s` for an order above `after`. Raises DialError."""
+        query: dict[str, str | int | float] = {"life": life, "after": after, "wait_s": wait_s}
+        timeout = httpx.Timeout(wait_s + _MARGIN_S, connect=_CONNECT_S)
+        answer = await self._ask("GET", "/orders", params=query, timeout=timeout)
+        return OrderPage.model_validate_json(answer.content)
+
+    async def archive(self, sha256: str) -> bytes:
+        """Reads a code archive from the service; goes on where a connection broke. Raises DialError."""
+        timeout, data, begun = httpx.Timeout(_ARCHIVE_S, connect=_CONNECT_S), bytearray(), -1
+        while True:
+            try:
+                headers = {"Range": f"bytes={len(data)}-"}
+                path = f"{self._base}/archives/{sha256}"
+                async with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
+                    if answer.status_code >= 300:
+                        await answer.aread()
+                        raise _refusal(answer)
+                    del data[0 if answer.status_code == _WHOLE else len(data) :]
+                    begun = len(data)
+                    async for piece in answer.aiter_bytes():
+                        data += piece
+                break
+            except (httpx.HTTPError, ssl.SSLError) as error:
+                if len(data) <= begun:  # nothing has come since the last break
+                    cause = error or type(error).__name__
+                    raise Unavailable(f"no answer from {self._http.base_url}: {cause}") from error
+                begun = len(data)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise Unavailable(f"the code archive {sha256} has arrived damaged")
+        return bytes(data)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            answer = await self._http.request(method, self._base + path, **request)
+        except (httpx.HTTPError, ssl.SSLError) as error:
+            message = str(error) or type(error).__name__
+            if _NOT_VERIFIED in message:
+                message = f"the certificate of the service cannot be verified ({message}): see `shoal join --ca-file`"
+            raise Unavailable(f"no answer from {self._http.base_url}: {message}") from error
+        if answer.status_code < 300:
+            return answer
+        raise _refusal(answer)
+
+
+def _refusal(answer: httpx.Response) -> DialError:
+    return make_error(answer.status_code, _detail(answer), answer.headers.get("Retry-After", ""))
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.request.url.copy_with(query=None)} has answered {answer.status_code}: is this a Shoal service?"
+
+
+_THREADS = 32
+_KEPT_S = 30.0
+"""An archive that was read is kept this long for orders that come again."""
+T = TypeVar("T")
+
+
+class RayAccess(Protocol):
+    """A connection to one Ray cluster, with a method for each verb of RayVerbs. Those that are no coroutines block.
+
+    The real one is `ray_cluster.py`, the fake is in `tests/doubles`.
+    """
+
+    address: str
+    """Empty until it is connected."""
+
+    ray_cluster: str
+    """Id of the Ray cluster, in hexadecimal digits; empty until it is connected."""
+
+    def connect(self, address: str) -> None:
+        """Become a driver of the cluster."""
+
+    def reconnect(self) -> None:
+        """Makes a new connection."""
+
+    def disconnect(self) -> None: ...
+
+    def snapshot(self) -> ClusterSnapshot:
+        """The cluster as it is now. Raises ConnectionStale: call `reconnect`."""
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]: ...
+
+    def hold_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        """Keeps code that the cluster has for this attempt too. Returns its URI; empty if the cluster does not have
+        it."""
+
+    def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
+        """Stores a zip archive in the cluster. Returns its URI, which is the same for equal bytes."""
+
+
+class Downloads:
+    """Reads code archives from the service: each once, however many orders name it, and one after the other, so that a
+    slow link still carries reports. A reading goes on without its order, whose successor has what was read."""
+
+    def __init__(self, read: Callable[[str], Awaitable[bytes]]) -> None:
+        self._read = read
+        self._turn = asyncio.Lock()
+        self._tasks: dict[str, asyncio.Task[bytes]] = {}
+        """By SHA-256, until some time after the end."""
+
+    async def archive(self, sha256: str) -> bytes:
+        """Raises what the reading raises; the next call then begins another one."""
+        if sha256 not in self._tasks:
+            self._tasks[sha256] = asyncio.create_task(self._in_turn(sha256))
+            self._tasks[sha256].add_done_callback(lambda task: self._done(sha256, task))
+        return await asyncio.shield(self._tasks[sha256])
+
+    async def _in_turn(self, sha256: str) -> bytes:
+        async with self._turn:
+            return await self._read(sha256)
+
+    def _done(self, sha256: str, task: asyncio.Task[bytes]) -> None:
+        kept_s = 0.0 if task.cancelled() or task.exception() else _KEPT_S
+        task.get_loop().call_later(kept_s, self._tasks.pop, sha256, None)
+
+
+class OrderExecutor:
+    """Carries out orders. Not thread-safe: everything but the blocking calls runs on the loop."""
+
+    def __init__(
+        self,
+        ray: RayAccess,
+        *,
+        look: Callable[[], Awaitable[None]],
+        archive: Callable[[str], Awaitable[bytes]],
+    ) -> None:
+        """`look`: takes a snapshot that the next report has. `archive`: reads a code archive from the service."""
+        self._ray = ray
+        self._downloads = Downloads(archive)
+        self._own: Mapping[str, Callable[..., Awaitable[Any]]] = {
+            "look_now": look,
+            "upload_code": self._upload_code,
+        }
+        """Methods of GatewayVerbs by name."""
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="order")
+
+    async def answer(self, order: Order) -> Answer:
+        try:
+            verb = VERBS.get(order.kind)
+            if verb is None:
+                raise TypeError(f"this release knows no order {order.kind!r}: install that of the service")
+            value = await self._carry_out(verb, verb.request.model_validate_json(order.arguments))
+            return Answer(number=order.number, value=_as_json(value))
+        except Exception as error:
+            if isinstance(error, ClusterUnreachable | ConnectionStale):
+                error = ClusterUnreachable(str(error))
+            failure = Failure.of(error)
+            if failure.kind == "RayCallFailed":
+                _log.exception("gateway.order_failed", extra={"order": order.number, "kind": order.kind})
+            return Answer(number=order.number, failure=failure)
+
+    async def _carry_out(self, verb: Verb, request: Frozen) -> Any:
+        arguments = {name: getattr(request, name) for name in verb.parameters}
+        if (own := self._own.get(verb.method)) is not None:
+            return await own(**arguments)
+        method = getattr(self._ray, verb.method)
+        call = partial(method, **arguments)
+        # Ray's own calls may wait for the head, so what is no coroutine runs on a thread.
+        value = await (call() if inspect.iscoroutinefunction(method) else self._blocking(call))
+        return value[:MAX_WORDS] if isinstance(value, str) else value
+
+    async def _upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        if uri := await self._blocking(lambda: self._ray.hold_code(job_id, attempt, sha256)):
+            return uri
+        archive = await self._downloads.archive(sha256)
+        return await self._blocking(lambda: self._ray.upload_code(job_id, attempt, archive))
+
+    async def _blocking(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+def _as_json(answer: Any) -> str:
+    return to_json(answer, inf_nan_mode="constants", serialize_unknown=True).decode()

@@ -21,9 +21,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from shoal_service.clusters.wire import GatewayConfig
-from shoal_service.gateway.answering import RayAccess
-from shoal_service.gateway.gateway import Gateway, RayHangs
-from shoal_service.gateway.link import Link
+from shoal_service.gateway.gateway import Gateway, Link, RayAccess, RayHangs
 from shoal_service.home import Home, Rejected
 from shoal_service.process_memory import hide_process
 from shoal_workers.logs import set_up_logs

@@ -1,18 +1,37 @@
 """RayCluster: the connection to Ray. Reads nodes, starts and finds supervisors; decides nothing.
 
 Made by `process.py`, called by the gateway on its threads: for the orders of control planes, and for its reports.
+
+What only the node itself can answer runs there, as Ray tasks and actors that reserve no CPU:
+
+    packages of `code.pip`   listed and removed: they are local files of the workers, with whose account the tasks run
+    storage of checkpoints   seen from where the workers are: the gateway's machine may have other mounts
+    releases of Shoal        asked for when a supervisor could not be created: a node with another release is the most
+                             probable reason, and no error of Ray names it
+    a suspected node         tested: an actor on it, and one on a partner node, compute and communicate
+
+A node that does not answer in time is left out.
+
+Ray also starts processes before there is an actor for them. A raylet keeps such a process idle until an actor with the
+same runtime environment comes, which then need not wait for a process. Each of them becomes the process of one actor.
+If no actor comes, the process ends itself (`shoal_workers/forkserver/idle.py`). Nothing depends on it: if a request is
+lost, Ray starts the process with the actor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from ray.actor import ActorHandle
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RaySystemError, RpcError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray
 from shoal_service.cluster import gcs
@@ -22,21 +41,14 @@ from shoal_service.cluster.errors import (
     ConnectionStale,
     GcsUnavailable,
 )
+from shoal_service.cluster.gcs import RayNode
 from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
+from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
-from shoal_service.gateway.on_nodes import (
-    SupervisorReserve,
-    fault_of_node,
-    other_releases,
-    prestart,
-    remove_packages,
-    sees_storage,
-    unused_packages,
-)
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
@@ -50,7 +62,8 @@ from shoal_service.supervisor.workers.processes import (
 )
 from shoal_workers.contract.ids import NAMESPACE, attempt_of, job_of_worker, supervisor_name
 from shoal_workers.forkserver import PATIENCE_S
-from shoal_workers.ray_internals import actor_id, package_uri
+from shoal_workers.ray_internals import actor_id, package_uri, request_idle_processes
+from shoal_workers.version import VERSION
 
 _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
@@ -132,11 +145,11 @@ class RayCluster:
             raise
         if any(node.node_id == self._node_id and not node.alive for node in nodes):
             raise ConnectionStale(f"the raylet of this driver, on node {self._node_id}, is dead")
-        actors = self._actors()
+        actors = [actor for actor in gcs.actors() if actor.namespace == NAMESPACE]
         return ClusterSnapshot(
             nodes=nodes,
-            free={node_id: _amounts(free) for node_id, free in gcs.available().items()},
-            reservations=_reservations(actors),
+            free={node_id: _make_need(free) for node_id, free in gcs.available().items()},
+            reservations=_list_reservations(actors),
             attempts=frozenset(key for actor in actors if (key := attempt_of(actor.name)) is not None),
             failed=self._failed,
         )
@@ -155,12 +168,9 @@ class RayCluster:
     def _nodes(self) -> tuple[Node, ...]:
         """Reads Ray's node table, with the drains that Ray announces."""
         draining = gcs.draining()
-        nodes = tuple(_node(node, draining) for node in gcs.nodes())
+        nodes = tuple(_make_node(node, draining) for node in gcs.nodes())
         self._unanswered_since_mono = None
         return nodes
-
-    def _actors(self) -> list[gcs.RayActor]:
-        return [actor for actor in gcs.actors() if actor.namespace == NAMESPACE]
 
     def _is_unknown(self) -> bool:
         """Return whether the head accepts connections and does not answer this driver, since it was restarted with
@@ -254,7 +264,7 @@ class RayCluster:
         return FoundSupervisor(dials_here=config is not None and config.home == self._addressed(config.home))
 
     def why_gone(self, job_id: str, attempt: int) -> str:
-        """Says why a supervisor is gone, in Ray's words. Takes some seconds if a node has another release."""
+        """Return Ray's reason. It takes some seconds if a node has another release."""
         actor = self._started.pop((job_id, attempt), None)
         if actor is None:
             return ""
@@ -264,7 +274,7 @@ class RayCluster:
             return ""
         except RayError as error:
             message = str(error)
-            return f"{message}{asyncio.run(other_releases())}" if _NOT_CREATED in message else message
+            return f"{message}{asyncio.run(find_other_releases())}" if _NOT_CREATED in message else message
         return ""
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
@@ -349,13 +359,40 @@ class RayCluster:
         return len(mine)
 
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
-        return await fault_of_node(suspect.node_id, partner, has_gpu=suspect.gpus > 0)
+        """Takes seconds, and two and a half minutes at most."""
+        actors = [_start_test(suspect.node_id, has_gpu=suspect.gpus > 0)]
+        if partner is not None:
+            actors.append(_start_test(partner, has_gpu=False))
+        try:
+            return await _run_test(actors, "cuda" if suspect.gpus else "cpu")
+        except TimeoutError:
+            return f"the test did not end within {_START_S + _TEST_S:.0f} s"
+        except RayError as error:
+            return f"the process of the test failed: {str(error).strip().splitlines()[0]}"
+        finally:
+            for actor in actors:
+                ray.kill(actor, no_restart=True)
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        return await unused_packages(await self._nodes_that_work(), for_s)
+        nodes = await self._nodes_that_work()
+        calls = (call_on_node(node_id, _list_unused, for_s, within_s=_PACKAGES_S) for node_id, _ in nodes)
+        return tuple(
+            UnusedPackages(node_id, ip, name, num_bytes, unused_s)
+            for (node_id, ip), answer in zip(nodes, await asyncio.gather(*calls), strict=True)
+            for name, num_bytes, unused_s in answer or ()
+        )
+
+    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
+        return bool(await call_on_node(node_id, _remove_unused, name, for_s, within_s=_PACKAGES_S))
 
     async def sees_storage(self, url: str, name: str) -> str:
-        return await sees_storage(await self._nodes_that_work(), url, name)
+        """Raises ClusterUnreachable if no node answers."""
+        nodes = (await self._nodes_that_work())[:_MAX_ASKED]
+        calls = (call_on_node(node_id, _why_unreadable, url, name, within_s=_STORAGE_S) for node_id, _ in nodes)
+        answers = await asyncio.gather(*calls)
+        if not any(isinstance(answer, str) for answer in answers):
+            raise ClusterUnreachable(f"no node has said within {_STORAGE_S:g} s whether it reads {url}")
+        return next((f"on the node {ip}, {why}" for (_, ip), why in zip(nodes, answers, strict=True) if why), "")
 
     async def _nodes_that_work(self) -> list[tuple[str, str]]:
         """Ids and addresses of the nodes that are alive, those with resources for workers if there are any."""
@@ -364,15 +401,12 @@ class RayCluster:
             (node.node_id, node.ip) for node in nodes
         ]
 
-    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
-        return await remove_packages(node_id, name, for_s)
-
     def request_room(self, workers: tuple[tuple[RoomKind, int], ...]) -> None:
         """The first version of Ray's autoscaler takes no notice of the labels."""
         kinds = [kind for kind, count in workers for _ in range(count)]
         try:
             request_resources(
-                bundles=[_bundle(kind.need) for kind in kinds],
+                bundles=[_make_bundle(kind.need) for kind in kinds],
                 bundle_label_selectors=[dict(kind.labels) for kind in kinds],
             )
         except (RpcError, RaySystemError) as error:
@@ -380,15 +414,15 @@ class RayCluster:
 
     def hold_code(self, job_id: str, attempt: int, sha256: str) -> str:
         uri = package_uri(sha256)
-        return uri if _code(job_id, attempt, uri).hold() else ""
+        return uri if _make_package(job_id, attempt, uri).hold() else ""
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
         uri = package_uri(version_of(archive))
-        _code(job_id, attempt, uri).store(archive)
+        _make_package(job_id, attempt, uri).store(archive)
         return uri
 
 
-def _code(job_id: str, attempt: int, uri: str) -> CodePackage:
+def _make_package(job_id: str, attempt: int, uri: str) -> CodePackage:
     packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
     return CodePackage(packages, copies, job_id, attempt, uri)
 
@@ -405,9 +439,9 @@ def _wait_until_free(name: str) -> None:
     raise ClusterUnreachable(f"Ray still has the actor {name}, {_FREE_S:g} s after it was killed")
 
 
-def _reservations(actors: Sequence[gcs.RayActor]) -> tuple[Reservation, ...]:
+def _list_reservations(actors: Sequence[gcs.RayActor]) -> tuple[Reservation, ...]:
     return tuple(
-        Reservation(actor.name, job_id, actor.node_id, _amounts(actor.resources), actor.is_alive)
+        Reservation(actor.name, job_id, actor.node_id, _make_need(actor.resources), actor.is_alive)
         for actor in actors
         if (job_id := job_of_worker(actor.name)) is not None
     )
@@ -417,7 +451,7 @@ def _offers_work(node: gcs.RayNode) -> bool:
     return bool(node.resources.get("CPU") or node.resources.get("GPU"))
 
 
-def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:
+def _make_node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:
     drain = None
     if node.is_alive and node.node_id in draining:
         drain = Drain(
@@ -435,12 +469,252 @@ def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:
     )
 
 
-def _bundle(need: WorkerNeed) -> dict[str, float]:
+def _make_bundle(need: WorkerNeed) -> dict[str, float]:
     amounts = {"CPU": need.cpus, "GPU": need.gpus, "memory": float(int(need.memory_gib * _GIB))}
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def _amounts(resources: dict[str, float]) -> WorkerNeed:
+def _make_need(resources: dict[str, float]) -> WorkerNeed:
     return WorkerNeed(
         cpus=resources.get("CPU", 0.0), gpus=resources.get("GPU", 0.0), memory_gib=resources.get("memory", 0.0) / _GIB
     )
+
+
+_PACKAGES_S = 60.0
+"""Time for the start of a process on a busy node, and for the removal of some thousand files."""
+_STORAGE_S = 30.0
+_MAX_ASKED = 16
+_RELEASE_S = 15.0
+_START_S = 90.0
+"""Time for the start of a process that imports torch on a busy machine."""
+_TEST_S = 60.0
+_NOT_INSTALLED = "none"
+_MAX_NAMED = 5
+
+
+def _list_unused(for_s: float) -> list[tuple[str, int, float]]:
+    """Runs on the node."""
+    from shoal_workers.package_sets import root_of_node, unused
+
+    return [
+        (package_set.name, package_set.num_bytes, package_set.unused_s)
+        for package_set in unused(root_of_node(), for_s=for_s)
+    ]
+
+
+def _remove_unused(name: str, for_s: float) -> bool:
+    """Runs on the node."""
+    from shoal_workers.package_sets import remove, root_of_node
+
+    return remove(root_of_node(), name, for_s=for_s)
+
+
+def _why_unreadable(url: str, name: str) -> str:
+    """Runs on the node."""
+    from shoal_service.supervisor.checkpoints import why_unreadable
+
+    return why_unreadable(url, name)
+
+
+async def find_other_releases() -> str:
+    """Describe the nodes that have another release than this process; empty if none has. Takes some seconds."""
+
+    def release() -> str:  # inside a function: it is sent as it is, since an older release has no such module
+        from importlib import import_module
+
+        try:
+            return str(import_module("shoal_workers.version").VERSION)
+        except (ImportError, AttributeError):
+            return "none"
+
+    try:
+        nodes = [node for node in await asyncio.to_thread(gcs.nodes) if node.is_alive and node.resources.get("CPU")]
+    except GcsUnavailable:
+        return ""
+    calls = (call_on_node(node.node_id, release, within_s=_RELEASE_S) for node in nodes)
+    releases = dict(zip((node.ip for node in nodes), await asyncio.gather(*calls), strict=True))
+    answered = {ip: version for ip, version in releases.items() if isinstance(version, str)}
+    return describe_other_releases(VERSION, answered)
+
+
+def describe_other_releases(local: str, releases: Mapping[str, str]) -> str:
+    """Describe the nodes whose release is not the local one; empty if there are none.
+
+    Args:
+        releases: by address of the node; "none" if Shoal is not installed there.
+    """
+    others = {ip: version for ip, version in sorted(releases.items()) if version != local}
+    if not others:
+        return ""
+    named = [f"{ip} has {'no Shoal' if version == _NOT_INSTALLED else version}" for ip, version in others.items()]
+    more = f", and {count_text(len(named) - _MAX_NAMED, 'more node')}" if len(named) > _MAX_NAMED else ""
+    return (
+        f" The control plane is Shoal {local}, and {', '.join(named[:_MAX_NAMED])}{more}: "
+        "install the same release on every node."
+    )
+
+
+async def call_on_node(node_id: str, function: Any, *arguments: Any, within_s: float) -> Any:
+    """Runs the function on the node, and returns its result; None if the node does not answer, or the function
+    raises."""
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+    answer = task.remote(*arguments)
+    try:
+        async with asyncio.timeout(within_s):
+            return await answer
+    except (TimeoutError, RayError):
+        ray.cancel(answer, force=True)
+        return None
+
+
+class NodeTestActor:
+    """One process on one node, for one test of it. It is pinned to the node, reserves nothing but a GPU if the node has
+    one, and is killed at the end of the test.
+
+    It returns errors as text: an exception of torch would make the control plane, which reads it, import torch.
+    """
+
+    def matmul(self, device: str) -> str:
+        """Compute on the device. Return what was wrong; empty if nothing was."""
+        from shoal_workers import node_test
+
+        return _find_fault(lambda: node_test.matmul_fault(device))
+
+    def listen_at(self) -> tuple[str, int]:
+        """Return an address that the partner can reach."""
+        with socket.socket() as chosen:
+            host = ray.util.get_node_ip_address()
+            chosen.bind((host, 0))
+            return host, chosen.getsockname()[1]
+
+    def pair(self, rank: int, host: str, port: int, round_name: str, timeout_s: float) -> str:
+        from shoal_workers import node_test
+
+        return _find_fault(lambda: node_test.pair_fault(rank, host, port, round_name=round_name, timeout_s=timeout_s))
+
+
+def _find_fault(test: Callable[[], str]) -> str:
+    """Run a test. Return what it has found; if it raises, the error."""
+    try:
+        return test()
+    except Exception as error:  # whatever it is, the node has not passed
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+async def _run_test(actors: list[Any], device: str) -> str:
+    """Test the node of the first actor, also together with that of the second. Return what was wrong; empty if
+    nothing."""
+    suspect = actors[0]
+    async with asyncio.timeout(_START_S):
+        fault: str = await suspect.matmul.remote(device)
+    if fault or len(actors) == 1:
+        return fault
+    for order in ((0, 1), (1, 0)):
+        async with asyncio.timeout(_START_S):
+            host, port = await actors[order[0]].listen_at.remote()
+        async with asyncio.timeout(_TEST_S):
+            halves = [
+                actors[number].pair.remote(rank, host, port, f"suspect-{order}", _TEST_S / 2)
+                for rank, number in enumerate(order)
+            ]
+            faults: list[str] = await asyncio.gather(*halves)
+        if any(faults):
+            return next(filter(None, faults))
+    return ""
+
+
+def _start_test(node_id: str, *, has_gpu: bool) -> Any:
+    return (
+        ray.remote(NodeTestActor)
+        .options(
+            num_cpus=0,
+            num_gpus=1 if has_gpu else 0,
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        .remote()
+    )
+
+
+_log = logging.getLogger(__name__)
+_TIMEOUT_S = 5.0
+_SETUP_TIMEOUT_S = 600
+"""Ray's own limit for the setup of a runtime environment."""
+SETTLE_S = 5.0
+_RENEWED_BEFORE_S = 20.0
+
+
+def prestart(node: RayNode, environment: str, *, number: int, keep_s: float, working_dir: str | None = None) -> None:
+    """Request idle processes from the node's raylet; does not wait for them, and raises nothing.
+
+    Args:
+        environment: the serialized runtime environment, exactly as Ray writes it for the actor.
+        keep_s: how long the raylet keeps a process that it does not use.
+        working_dir: the URI of the code package in `environment`.
+    """
+    request_idle_processes(
+        f"{node.ip}:{node.raylet_port}",
+        environment,
+        job_id=ray.get_runtime_context().get_job_id(),
+        number=number,
+        keep_s=keep_s,
+        working_dir=working_dir or "",
+        setup_s=_SETUP_TIMEOUT_S,
+        timeout_s=_TIMEOUT_S,
+        failed=lambda error: _log.info("prestart.failed", extra={"node": node.node_id, "error": str(error)}),
+    )
+
+
+class SupervisorReserve:
+    """Decides on which node one process waits for the next supervisor. Pure; the times are passed in.
+
+    A new process is started a while after the last supervisor was, so that it takes no time from that job's own start.
+    It is on another node each time, so that the supervisors of many jobs are not on one. No process waits until the
+    first supervisor was started.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        """`keep_s`: a process that is not used ends after this time."""
+        self._keep_s = keep_s
+        self._environment = ""
+        """The runtime environment of the last supervisor; the next one is expected to have the same."""
+        self._node_id = ""
+        self._reserved_for = ""
+        """The environment of the process that waits."""
+        self._last_node_id = ""
+        self._ends_at = -math.inf
+        self._renew_at = math.inf
+
+    def take(self, environment: str, usable: Collection[str], now: float) -> str:
+        """Uses up the process that waits, and returns its node; empty: no process fits this supervisor."""
+        self._renew_at = now + SETTLE_S
+        fits = environment == self._reserved_for and self._node_id in usable and now < self._ends_at
+        self._environment = environment
+        if not fits:
+            return ""
+        node_id, self._node_id = self._node_id, ""
+        return node_id
+
+    def is_due(self, now: float) -> bool:
+        """Return whether `renew` may have something to do."""
+        return now >= self._renew_at
+
+    def renew(self, nodes: Sequence[str], now: float) -> tuple[str, str] | None:
+        """Chooses where a process is started now: the node, and its runtime environment; None if none is to be started.
+
+        Args:
+            nodes: the usable nodes, in any order; the same ones in each call, except those that have come or gone.
+        """
+        if not self.is_due(now) or not nodes:
+            return None
+        is_fit = self._reserved_for == self._environment
+        if is_fit and self._node_id in nodes and now < self._ends_at - _RENEWED_BEFORE_S:
+            self._renew_at = self._ends_at - _RENEWED_BEFORE_S
+            return None
+        following = sorted(nodes)
+        self._node_id = next((node for node in following if node > self._last_node_id), following[0])
+        self._last_node_id, self._ends_at = self._node_id, now + self._keep_s
+        self._reserved_for = self._environment
+        self._renew_at = self._ends_at - _RENEWED_BEFORE_S
+        return self._node_id, self._environment

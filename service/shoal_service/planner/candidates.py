@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import accumulate, product
 
 import numpy as np
@@ -76,6 +77,23 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.pp)
 
+    @cached_property
+    def folds_experts(self) -> np.ndarray:
+        """A mask: ep takes its ranks from tp, cp and dp_shard, in that order, and tp splits no expert (MoE Parallel
+        Folding, Liu et al. 2025)."""
+        mask: np.ndarray = self.dp_shard % self.ep > 0
+        return mask
+
+    @cached_property
+    def token_parts(self) -> Ints:
+        """Parts into which tp splits the tokens that it sends to experts."""
+        return np.where(self.folds_experts, self.tp, 1)
+
+    @property
+    def expert_shards(self) -> Ints:
+        """Number of parts that the data axes cut an expert into."""
+        return self.shards * self.token_parts // self.ep
+
     @property
     def shards(self) -> Ints:
         """Number of parts that parameters are cut into: the engine counts cp to the sharding axis."""
@@ -125,6 +143,8 @@ class Limits:
     """Workers may have the whole state, and train the task's own module."""
     refused: tuple[frozenset[str], ...] = ()
     """Features of each layout that a proof has refused."""
+    folds_experts: bool = False
+    """ep may take ranks from tp and cp, which the engine refuses."""
 
     def holds(self, tp: int, world: int) -> bool:
         """Return True if the nodes have room for all tp groups of a world, none of them on two nodes.
@@ -217,7 +237,7 @@ def _degrees(limits: Limits, world: int) -> Iterator[tuple[int, int, int, int, i
             if fixed is not None and not _is_requested(fixed, ranks // shard, shard):
                 continue
             for ep in _of(legal.ep, fixed, "ep"):
-                if shard % ep == 0:
+                if shard % ep == 0 or (limits.folds_experts and ep % tp == 0 and cp * shard % (ep // tp) == 0):
                     yield pp, ranks // shard, shard, cp, tp, ep
 
 
@@ -310,10 +330,12 @@ class Cut:
     """Blocks of each stage in the model's order; () for one stage."""
     slowest: Content
     """The rank with the most arithmetic."""
+    inner: Content
+    """The same of the ranks without embedding and head; `slowest` if there is none."""
     extremes: tuple[Content, Content, Content]
     """One of these ranks needs the most memory: the first, the one with the most parameters after it, the last."""
-    evenness: float = 1.0
-    """Arithmetic of the mean rank, relative to the slowest."""
+    evenness: tuple[float, float] = (1.0, 1.0)
+    """Arithmetic of the mean rank, relative to the slowest; with full recomputation, which leaves the head out."""
 
 
 def cut(shape: ModelShape, pp: int, per_rank: int, *, is_v_shaped: bool) -> Cut:
@@ -333,8 +355,9 @@ def cut_at(shape: ModelShape, stages: tuple[int, ...], pp: int, is_v_shaped: boo
     contents = tuple(_content(shape, stages, pp, rank, is_v_shaped) for rank in range(pp))
     slowest = max(contents, key=lambda content: (_cost(shape, content), -content.rank))
     heaviest = max(contents[1:] or contents, key=lambda content: (_params(shape, content), -content.rank))
-    evenness = sum(_cost(shape, content) for content in contents) / (pp * _cost(shape, slowest))
-    return Cut(stages if pp > 1 else (), slowest, (contents[0], heaviest, contents[-1]), evenness)
+    evenness = _evenness(shape, contents, slowest, 1.0), _evenness(shape, contents, slowest, _RECOMPUTED)
+    inner = max(contents[1:-1], key=lambda content: (_cost(shape, content), -content.rank), default=slowest)
+    return Cut(stages if pp > 1 else (), slowest, inner, (contents[0], heaviest, contents[-1]), evenness)
 
 
 def balanced(costs: list[float], num_stages: int, last_extra: float = 0.0) -> tuple[int, ...]:
@@ -405,9 +428,19 @@ def _content(shape: ModelShape, stages: tuple[int, ...], pp: int, rank: int, is_
     return Content(rank, dense, blocks - dense, 0 in stages_here, len(stages) - 1 in stages_here)
 
 
-def _cost(shape: ModelShape, content: Content) -> float:
+def _evenness(shape: ModelShape, contents: tuple[Content, ...], slowest: Content, weight: float) -> float:
+    total = sum(_cost(shape, content, weight) for content in contents)
+    return total / (len(contents) * _cost(shape, slowest, weight))
+
+
+_RECOMPUTED = 4 / 3
+"""Arithmetic of a block with a second forward pass, relative to one without."""
+
+
+def _cost(shape: ModelShape, content: Content, weight: float = 1.0) -> float:
+    """Return the operations of a rank for one token, forward. `weight`: of its blocks."""
     blocks = content.num_dense * shape.dense.flops + content.num_moe * shape.moe.flops
-    return blocks + (shape.head_flops if content.has_head else 0.0)
+    return weight * blocks + (shape.head_flops if content.has_head else 0.0)
 
 
 def _params(shape: ModelShape, content: Content) -> int:

@@ -28,8 +28,13 @@ from shoal_workers.contract.spec import Precision
 _T, _G = 1e12, 1e9
 _LATENCY_INSIDE_S = {2: 12e-6, 8: 22e-6}
 _LATENCY_PCIE_S = {2: 20e-6, 8: 45e-6}
-_LATENCY_BETWEEN_S = {2: 25e-6, 64: 80e-6, 1024: 180e-6}
-"""Seconds of a small all-reduce of NCCL by the number of ranks: rings inside a node, trees between nodes."""
+_HOP_INSIDE_S, _HOP_BETWEEN_S = 1.9e-6, 4e-6
+_LATENCY_BETWEEN_S = {2: 25e-6} | {
+    8 * nodes: 14e-6 + nodes * (7 * _HOP_INSIDE_S + _HOP_BETWEEN_S) for nodes in (2**n for n in range(1, 12))
+}
+"""Seconds of a collective on a few bytes by the number of ranks. NCCL gathers and scatters between nodes in rings, so a
+collective takes a hop to each of the other ranks, 7 of 8 inside nodes (NVIDIA/nccl, src/graph/tuning.cc: ring, LL128).
+A measured exchange of two nodes and of a node."""
 
 
 @dataclass(frozen=True, slots=True)

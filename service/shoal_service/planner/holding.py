@@ -17,13 +17,14 @@ patterns of frozen groups are known for the built-in model only: elsewhere all i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from shoal_workers.contract.hugging_face import HuggingFaceConfig, hugging_face_of, is_adapted
 from shoal_workers.contract.hugging_face_plan import sizes_of
+from shoal_workers.contract.islands import IslandsSpec
 from shoal_workers.contract.language_model import LanguageModelConfig, expert_dim, feed_forward_dim, num_expert_layers
 from shoal_workers.contract.optimizers import MUON, OptimizerSpec, group_of, known
 from shoal_workers.contract.spec import JobSpec, language_model_of
@@ -113,6 +114,19 @@ def _mean(shape: ModelShape | None, dense: float, experts: float) -> float:
 
 def holding_of(spec: JobSpec, shape: ModelShape | None) -> Holding:
     """`shape`: of the spec's model; None if it is not known."""
+    holding = _of_optimizer(spec, shape)
+    if spec.islands is None:
+        return holding
+    return Holding(_on_island(holding.dense, spec.islands), _on_island(holding.experts, spec.islands))
+
+
+def _on_island(part: PerParameter, islands: IslandsSpec) -> PerParameter:
+    """Add what an island keeps of each trained parameter: outer weight, momentum, weight sent, and residual."""
+    num_kept = 3 + (islands.compress != "none")
+    return replace(part, state_bytes=part.state_bytes + num_kept * _FP32 * part.trained)
+
+
+def _of_optimizer(spec: JobSpec, shape: ModelShape | None) -> Holding:
     hugging_face = hugging_face_of(spec.task, spec.model)
     config = language_model_of(spec)
     if hugging_face is not None and hugging_face.lora is not None and shape is not None:
@@ -199,7 +213,7 @@ def tensors_of(config: LanguageModelConfig, vocab_size: int, *, by_name: bool = 
         yield TensorSize("head.weight", (vocab_size, dim), Kind.LAYER)
 
 
-def _block(config: LanguageModelConfig, prefix: str, count: int, *, has_experts: bool) -> Iterator[TensorSize]:
+def _block(config: LanguageModelConfig, prefix: str, count: int, *, has_experts: bool) -> list[TensorSize]:
     dim = config.dim
     head_dim = config.head_dim or dim // config.num_heads
     queries, keys = config.num_heads * head_dim, (config.num_kv_heads or config.num_heads) * head_dim
@@ -207,27 +221,32 @@ def _block(config: LanguageModelConfig, prefix: str, count: int, *, has_experts:
     def one(name: str, shape: tuple[int, ...], kind: Kind = Kind.LAYER) -> TensorSize:
         return TensorSize(prefix + name, shape, kind, count)
 
-    def swiglu(where: str, width: int) -> Iterator[TensorSize]:
-        yield one(f"{where}.gate.weight", (width, dim))
-        yield one(f"{where}.up.weight", (width, dim))
-        yield one(f"{where}.down.weight", (dim, width))
+    def swiglu(where: str, width: int) -> list[TensorSize]:
+        return [
+            one(f"{where}.gate.weight", (width, dim)),
+            one(f"{where}.up.weight", (width, dim)),
+            one(f"{where}.down.weight", (dim, width)),
+        ]
 
-    yield one("attention_norm.weight", (dim,), Kind.NORM)
-    yield one("attention.query.weight", (queries, dim))
-    yield one("attention.key.weight", (keys, dim))
-    yield one("attention.value.weight", (keys, dim))
-    yield one("attention.out.weight", (dim, queries))
-    yield one("feed_forward_norm.weight", (dim,), Kind.NORM)
+    attention = [
+        one("attention_norm.weight", (dim,), Kind.NORM),
+        one("attention.query.weight", (queries, dim)),
+        one("attention.key.weight", (keys, dim)),
+        one("attention.value.weight", (keys, dim)),
+        one("attention.out.weight", (dim, queries)),
+        one("feed_forward_norm.weight", (dim,), Kind.NORM),
+    ]
     if not has_experts:
-        yield from swiglu("feed_forward", feed_forward_dim(config))
-        return
+        return [*attention, *swiglu("feed_forward", feed_forward_dim(config))]
     width, num = expert_dim(config), config.num_experts
-    yield one("feed_forward.router.weight", (num, dim))
-    yield one("feed_forward.experts.gate", (num, dim, width), Kind.EXPERTS)
-    yield one("feed_forward.experts.up", (num, dim, width), Kind.EXPERTS)
-    yield one("feed_forward.experts.down", (num, width, dim), Kind.EXPERTS)
-    if config.num_shared_experts:
-        yield from swiglu("feed_forward.shared", config.num_shared_experts * width)
+    experts = [
+        one("feed_forward.router.weight", (num, dim)),
+        one("feed_forward.experts.gate", (num, dim, width), Kind.EXPERTS),
+        one("feed_forward.experts.up", (num, dim, width), Kind.EXPERTS),
+        one("feed_forward.experts.down", (num, width, dim), Kind.EXPERTS),
+    ]
+    shared = swiglu("feed_forward.shared", config.num_shared_experts * width) if config.num_shared_experts else []
+    return [*attention, *experts, *shared]
 
 
 def num_adapter_params(settings: HuggingFaceConfig) -> int:

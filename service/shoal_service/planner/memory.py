@@ -51,7 +51,7 @@ from shoal_service.planner.stack import SHOAL, AttentionKernel, Stack
 from shoal_workers.contract.hugging_face import HF_TASKS
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import JobSpec, Precision, Reduction
 
 SENT_COPIES = {True: 3, False: 2}
 """Copies of the state besides the own snapshots, by whether the state is double-buffered."""
@@ -61,6 +61,12 @@ _WIDTHS = 4
 """Tensors of the width of a feed-forward layer that this engine saves."""
 _SCORE_BYTES = 5
 """A softmax and the result of its dropout, 2 bytes each, and the mask, for each score."""
+_CODED_BYTES = 1 + 4 / 128
+"""Bytes of a rounded gradient."""
+_ROUNDING_BYTES = 2 * _FP32 + _CODED_BYTES
+"""Bytes that shards take to round a gradient: a copy that fills the last blocks, random numbers, and what is sent."""
+_EXCHANGES = 3
+"""What plain replicas keep of each rounded gradient until the last bucket: sent, received, and the gathered sum."""
 _PLAIN_GRADIENTS = 2
 """What autograd has made, and the buckets in which it is summed."""
 
@@ -89,6 +95,8 @@ class Work:
     """Copies of a rank's state that its snapshots need in the memory in which it trains."""
     holding: Holding = ALL_ADAMW
     stack: Stack = SHOAL
+    reduction: Reduction = Precision.FP32
+    """Type in which gradients are sent; fp32 means that of the stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +111,8 @@ class ContentColumns:
 
 
 def content_columns(columns: Candidates, which: str, index: int = 0) -> ContentColumns:
-    """The content of the "slowest" rank of each cut, or of one of its "extremes"."""
-    contents = [cut.slowest if which == "slowest" else cut.extremes[index] for cut in columns.cuts]
+    """The content of the "slowest" rank of each cut, of its slowest "inner" one, or of one of its "extremes"."""
+    contents = [cut.extremes[index] if which == "extremes" else getattr(cut, which) for cut in columns.cuts]
     table = np.array(
         [(c.rank, c.num_dense, c.num_moe, c.has_embedding, c.has_head) for c in contents], np.int64
     ).reshape(-1, 5)
@@ -115,27 +123,21 @@ def memory(
     shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates
 ) -> tuple[Floats, dict[BytesPart, Floats]]:
     """Bytes of the rank that needs the most, and their parts, which add up to them."""
-    worst: dict[BytesPart, Floats] | None = None
-    most = np.zeros(len(columns))
-    for index in range(3):
-        parts = _parts(shape, work, profile, columns, content_columns(columns, "extremes", index))
-        total = np.sum(list(parts.values()), axis=0)
-        if worst is None:
-            worst, most = parts, total
-            continue
-        more = total > most
-        worst = {part: np.where(more, parts[part], worst[part]) for part in worst}
-        most = np.maximum(most, total)
-    assert worst is not None
-    return most, worst
+    ranks = [_parts(shape, work, profile, columns, contents) for contents in _extremes(columns)]
+    totals = np.array([np.sum(list(parts.values()), axis=0) for parts in ranks])
+    worst = np.argmax(totals, axis=0)
+    return totals.max(axis=0), {part: np.choose(worst, [parts[part] for parts in ranks]) for part in BytesPart}
+
+
+def _extremes(columns: Candidates) -> list[ContentColumns]:
+    return [content_columns(columns, "extremes", index) for index in range(3)]
 
 
 def shard_params(shape: ModelShape, columns: Candidates) -> Floats:
     """Parameters of the rank that holds the most, as the data axes shard them."""
-    largest: Floats = np.zeros(len(columns))
-    for index in range(3):
-        dense, experts = rank_params(shape, columns, content_columns(columns, "extremes", index))
-        largest = np.maximum(largest, dense / columns.shards + experts * columns.ep / columns.shards)
+    params = (rank_params(shape, columns, contents) for contents in _extremes(columns))
+    shards = [dense / columns.shards + experts / columns.expert_shards for dense, experts in params]
+    largest: Floats = np.max(shards, axis=0)
     return largest
 
 
@@ -153,17 +155,20 @@ def rank_params(shape: ModelShape, columns: Candidates, content: ContentColumns)
 
 def _expert_parts(shape: ModelShape, columns: Candidates) -> Ints:
     """Parts into which tp and ep split the experts of a block."""
-    parts: Ints = columns.ep if shape.experts_are_whole else columns.tp * columns.ep
+    parts: Ints = columns.ep if shape.experts_are_whole else columns.tp // columns.token_parts * columns.ep
     return parts
 
 
-def saved_bytes(saved: SavedTensors, tp: Ints, compute_bytes: int, stack: Stack = SHOAL) -> Floats:
+def saved_bytes(
+    saved: SavedTensors, tp: Ints, compute_bytes: int, stack: Stack = SHOAL, token_parts: Ints | int = 1
+) -> Floats:
     """Bytes per token of a tp group, on one rank."""
     norms = saved.split_fp32 * max(stack.norm_input_bytes, compute_bytes)
     between_layers = tp if stack.is_sequence_parallel else 1
     gathered = between_layers if stack.gathers_again else 1
     cast = saved.whole_cast * _FP32 * (compute_bytes < _FP32)
     whole = saved.whole * compute_bytes / gathered + saved.whole_fp32 * _FP32 + cast
+    whole = whole + saved.routed * compute_bytes / token_parts
     return saved.split * compute_bytes / tp + (norms + saved.residual * compute_bytes) / between_layers + whole
 
 
@@ -194,7 +199,7 @@ def _parts(
 ) -> dict[BytesPart, Floats]:
     dense, experts = rank_params(shape, columns, content)
     params = dense + experts
-    cut_dense, cut_experts = dense / columns.shards, experts * columns.ep / columns.shards
+    cut_dense, cut_experts = dense / columns.shards, experts / columns.expert_shards
     cut_params, holding = cut_dense + cut_experts, work.holding
 
     def held(of_dense: float, of_experts: float) -> Floats:
@@ -223,28 +228,32 @@ def _parts(
     gathered = np.where(keeps_whole, params, np.minimum(params, 2 * unit + root)) * size * ~is_plain
     # whole gradients are sharded unit by unit in the last backward pass, while activations are freed; otherwise the
     # gradient of a unit leaves the backward pass in the compute type and is reduced in the type of reductions
-    moving = np.minimum(params, unit + root) * (size + stack.gradient_bytes) * share
+    is_rounded = work.reduction == "int8"
+    moving = np.minimum(params, unit + root) * (size + stack.gradient_bytes + _ROUNDING_BYTES * is_rounded) * share
     tokens = work.micro_size * shape.seq_len / columns.cp
     saved = _saved_by_mode(shape, work, columns, content) * in_flight(columns, content.rank)
     again = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 0.0, _one_block(shape, work, columns))
     again = again + _scores(shape, work, columns)
     logit_bytes = stack.logit_bytes + size * (size < _FP32)
     logits = content.has_head * tokens * shape.vocab_size / columns.tp * logit_bytes
-    exchange = (columns.ep > 1) * (content.num_moe > 0) * 2 * tokens * shape.top_k * shape.dim * size
+    exchange = (columns.ep > 1) * (content.num_moe > 0) * 2 * tokens / columns.token_parts * shape.top_k
+    exchange = exchange * shape.dim * size
     activations = tokens * (saved + again)
     logits = np.maximum(0.0, logits - tokens * again)  # both are freed before the other is made
     cut_gradients = cut_trained * stack.held_gradient_bytes * on_device
     not_yet = np.where(columns.fed > 1, 0.0, np.minimum(cut_gradients, activations))
     summed = trained * stack.summed_gradient_bytes * has_whole_gradients
     gradients = np.maximum(summed, cut_gradients - not_yet + moving)
-    gradients = np.where(is_plain, trained * _FP32 * _PLAIN_GRADIENTS, gradients)
+    plain = _FP32 * _PLAIN_GRADIENTS + _CODED_BYTES * _EXCHANGES * is_rounded
+    gradients = np.where(is_plain, trained * plain, gradients)
     temporaries = (cut_gradients + not_yet) * (not stack.updates_in_place)
     shortfall = np.maximum(0.0, temporaries - (activations + logits + exchange + gathered * ~keeps_whole))
     moments = stack.moment_bytes / _FP32
     return {
         BytesPart.PARAMETERS: cut_params * stack.parameter_bytes * on_device,
         BytesPart.OPTIMIZER: moments * held(holding.dense.state_bytes, holding.experts.state_bytes) * on_device
-        + shortfall,
+        + shortfall
+        + cut_trained * stack.update_bytes,
         BytesPart.GRADIENTS: gradients,
         BytesPart.GATHERED: gathered,
         BytesPart.ACTIVATIONS: activations,
@@ -265,16 +274,20 @@ def _saved_by_mode(shape: ModelShape, work: Work, columns: Candidates, content: 
     size, stack = work.compute_bytes, work.stack
 
     def bytes_of(block: BlockShape, mode: Recompute) -> Floats:
-        return saved_bytes(saved_by(block, mode, stack), columns.tp, size, stack)
+        return saved_bytes(saved_by(block, mode, stack), columns.tp, size, stack, columns.token_parts)
 
-    exchanged = (content.num_dense + content.num_moe) * exchanged_keys(shape, columns) * size
+    blocks = content.num_dense + content.num_moe
+    exchanged = blocks * exchanged_keys(shape, columns) * size
+    scores = blocks * _scores(shape, work, columns) * stack.keeps_scores
     by_mode = [
         content.num_dense * bytes_of(shape.dense, mode)
         + content.num_moe * bytes_of(shape.moe, mode)
         + exchanged * (mode is Recompute.NONE)
+        + scores * (mode is not Recompute.FULL)
         for mode in RECOMPUTES
     ]
-    ends = (content.has_embedding + content.has_head * 3) * shape.dim * size / columns.tp
+    between_layers = columns.tp if stack.is_sequence_parallel else 1
+    ends = (content.has_embedding + content.has_head * 3) * shape.dim * size / between_layers
     return np.choose(columns.recompute, by_mode) + ends
 
 
@@ -282,16 +295,17 @@ def _one_block(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
     """Bytes per token that are recomputed for the backward pass of one block."""
     size, stack = work.compute_bytes, work.stack
     kinds = [shape.dense] * (shape.num_dense > 0) + [shape.moe] * (shape.num_moe > 0)
-    saved = [saved_bytes(saved_by(block, Recompute.NONE, stack), columns.tp, size, stack) for block in kinds]
+    modes = [saved_by(block, Recompute.NONE, stack) for block in kinds]
+    saved = [saved_bytes(mode, columns.tp, size, stack, columns.token_parts) for mode in modes]
     largest: Floats = np.max(saved, axis=0) + exchanged_keys(shape, columns) * size
     return largest
 
 
 def exchanged_keys(shape: ModelShape, columns: Candidates) -> Floats:
     """Numbers per token of a rank that attention of a block saves for its keys and values beyond the rank's own."""
-    split = 1 if shape.attention_is_whole else columns.tp
+    split, keys = 1 if shape.attention_is_whole else columns.tp, 2 * shape.num_kv_heads * shape.head_dim
     copies = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), key_copies(shape, columns), columns.cp)
-    numbers: Floats = (copies - 1) * 2 * shape.num_kv_heads * shape.head_dim / split
+    numbers: Floats = copies * keys / np.minimum(split, shape.num_kv_heads) - keys / split
     return numbers
 
 
@@ -317,7 +331,8 @@ def saved_by(block: BlockShape, mode: Recompute, stack: Stack) -> SavedTensors:
         case Recompute.SELECTIVE:
             kept, share = block.saved_selective, stack.selective_share
             products = kept.split - block.attended
-            return replace(kept, split=round(block.attended + share * products), whole=round(share * kept.whole))
+            whole, routed = round(share * kept.whole), round(share * kept.routed)
+            return replace(kept, split=round(block.attended + share * products), whole=whole, routed=routed)
         case Recompute.FULL:
             return block.saved_full
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -78,18 +78,29 @@ def network(
 
 
 def _spans(columns: Candidates, profile: HardwareProfile, racks: Racks, locality: tuple[str, ...]) -> Spans:
-    """The blocks of `Layout.blocks`, as columns: each axis has the axes that communicate more inside its own blocks."""
+    """The blocks of `Layout.blocks`, as columns: each axis has the axes that communicate more inside its own blocks.
+
+    Ranks of an ep that folds are neighbours."""
     places, inner = _Places(columns, profile, racks), np.ones_like(columns.tp)
-    spans = {"tp": places.tensor()}
+    folds, spans = columns.folds_experts, {"tp": places.neighbours(columns.tp)}
+    ep = np.where(folds, 1, columns.ep)
     for axis in locality:
         if axis == "dp_shard":
-            outer = columns.dp_shard // columns.ep
-            shards, experts = (places.shards(run, inner, outer) for run in (columns.cp * columns.ep, columns.cp))
+            outer = columns.dp_shard // ep
+            shards, experts = (places.shards(run, inner, outer) for run in (columns.cp * ep, columns.cp))
             spans[axis], inner = shards, inner * outer
         else:
-            degree = getattr(columns, axis)
+            degree = ep if axis == "ep" else getattr(columns, axis)
             spans[axis], inner = places.axis(inner, degree), inner * degree
+    if folds.any():
+        spans["ep"] = _choose(folds, places.neighbours(columns.ep), spans["ep"])
+        block = np.where(folds, columns.ep // columns.tp, 1)
+        experts = _choose(folds, places.axis(block, columns.shards // block), experts)
     return Spans(spans, experts)
+
+
+def _choose(mask: np.ndarray, span: Span, otherwise: Span) -> Span:
+    return Span(*(np.where(mask, getattr(span, f.name), getattr(otherwise, f.name)) for f in fields(Span)))
 
 
 class _Places:
@@ -112,13 +123,13 @@ class _Places:
             for rack in self._racks
         }
 
-    def tensor(self) -> Span:
-        tp = self._tp
+    def neighbours(self, degree: Ints) -> Span:
+        """An axis of neighbouring ranks: tp, or whole tp groups side by side."""
         return Span(
-            size=tp,
-            link=self._link(np.ones_like(tp)),
-            per_node=_least([_piece(np.full_like(tp, size), tp) for size in self._nodes], tp),
-            per_rack=_least([_piece(np.full_like(tp, sum(rack)), tp) for rack in self._racks], tp),
+            size=degree,
+            link=self._link(np.maximum(1, degree // self._tp)),
+            per_node=_least([_piece(np.full_like(degree, size), degree) for size in self._nodes], degree),
+            per_rack=_least([_piece(np.full_like(degree, sum(rack)), degree) for rack in self._racks], degree),
         )
 
     def axis(self, inner: Ints, degree: Ints) -> Span:
@@ -212,17 +223,15 @@ class Group:
         """All-reduce."""
         return 2 * self.gather_s(whole_bytes)
 
-    def exchange_s(self, sent_bytes: Floats, copies: int = 1) -> Floats:
+    def exchange_s(self, sent_bytes: Floats, crossing: Floats | float = 1.0) -> Floats:
         """All-to-all: each rank sends `sent_bytes`, an equal part to every rank. All classes of links work together.
 
-        If `copies` of a token go to different ranks and one of them to each node is enough, the others are made there:
-        of n nodes, k copies reach n (1 - (1 - 1/n)^k) in the mean."""
+        `crossing`: share of what goes to other nodes that crosses the network, if the rest is copied there."""
         size, profile = self.size, self.profile
         to_node = np.where(self.span.link >= 1, size - self.span.per_node, 0) / size
         to_rack = np.where(self.span.link >= 2, size - self.span.per_rack, 0) / size
-        nodes = size / self.span.per_node
-        reached = nodes * (1 - (1 - 1 / nodes) ** copies) / copies
-        shares = (np.where(reached < 1, 1 - 1 / size, 1 - 1 / size - to_node), to_node * reached, to_rack * reached)
+        inside_share = 1 - 1 / size - np.where(np.less(crossing, 1), 0.0, to_node)
+        shares = (inside_share, to_node * crossing, to_rack * crossing)
         inside, between, racks = (
             share * sent_bytes / profile.link(crossed).bandwidth * self.sharing
             for share, crossed in zip(shares, LINK_CLASSES, strict=True)

@@ -92,9 +92,9 @@ def _of_loop(spec: JobSpec, world_size: int) -> Plan:
     return Plan(layout, reason + _idle(layout.world_size, world_size))
 
 
-_SECTIONS = ("task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic")
+_SECTIONS = ("task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "islands")
 _DECIDES: Mapping[str, Any] = {
-    **dict.fromkeys((*_SECTIONS, "reduce_precision", "module_precision", "fp8", "snapshot"), True),
+    **dict.fromkeys((*_SECTIONS, "reduce_precision", "module_precision", "fp8", "snapshot", "deterministic"), True),
     "optimizer": {"name", "fused", "args", "groups", "ema_decay"},
 }
 """The keys of a spec that a plan depends on. A change of another one, such as `elasticity`, keeps cached plans."""

@@ -31,10 +31,9 @@ from shoal_service.planner.network import Spans, network
 from shoal_service.planner.shape import ModelShape
 from shoal_service.planner.stack import SHOAL, Stack
 from shoal_service.planner.step_time import SecondsPart, step_time
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.checks.legality import legal_degrees
+from shoal_workers.contract import Frozen, JobSpec, Precision, plan_of
+from shoal_workers.contract.checks.legality import LegalDegrees, legal_degrees
 from shoal_workers.contract.layout import AXES, PLANNED_AXES, Layout, ParallelismSpec, Recompute, ShardLevel
-from shoal_workers.contract.spec import JobSpec, Precision, plan_of
 
 _EQUAL = 0.03
 """Among layouts whose predicted steps differ by less, the simpler one is taken."""
@@ -54,6 +53,8 @@ class Prediction(Frozen):
     """Seconds of one optimizer step."""
     seconds: dict[SecondsPart, float]
     """Their parts; they add up to step_s."""
+    hidden: dict[SecondsPart, float] = Field(default_factory=dict)
+    """By axis: share of its communication that runs beside computation and is not part of `seconds`."""
     memory_bytes: int
     """Peak of the rank that needs the most."""
     bytes: dict[BytesPart, int]
@@ -119,6 +120,8 @@ class Ranking(Frozen):
     """Settings with which steps would be shorter."""
     compared: Prediction | None = None
     """The best layout with the degrees that `compare` names."""
+    compared_refused: tuple[str, ...] = ()
+    """Why the engine refuses `compared`; (): it does not."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,9 @@ class Task:
     refused: tuple[Layout, ...] = ()
     """Layouts that a proof has refused."""
     stack: Stack = SHOAL
+    is_hypothetical: bool = False
+    """Layouts that other programs have and the engine refuses are planned, too: tp above the number of key and value
+    heads, ep over ranks of tp and cp."""
 
     @property
     def work(self) -> Work:
@@ -144,10 +150,11 @@ class Task:
         in_place = own_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
         holding = holding_of(self.spec, self.shape)
         stack = self.stack if self.spec.fp8 is None else replace(self.stack, fp8=True)
-        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, stack)
+        reduction = self.spec.reduce_precision
+        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, stack, reduction)
 
     def limits(self) -> Limits:
-        degrees = legal_degrees(self.spec, plan_of(self.spec))
+        degrees = self._degrees()
         nodes = tuple(size for rack in self.racks for size in rack)
         num_micro_batches, max_tp = self.spec.batch.num_micro_batches, self.profile.ranks_per_node
         return Limits(
@@ -159,7 +166,16 @@ class Task:
             self.tp_may_cross,
             may_be_plain=self.fixed is not None and self.fixed.shard is ShardLevel.NONE,
             refused=tuple(layout.features for layout in self.refused),
+            folds_experts=self.is_hypothetical,
         )
+
+    def _degrees(self) -> LegalDegrees:
+        plan = plan_of(self.spec)
+        if plan is None or not self.is_hypothetical:
+            return legal_degrees(self.spec, plan)
+        degrees = legal_degrees(self.spec, plan.model_copy(update={"num_kv_heads": plan.num_heads}))
+        heads = max(1, plan.num_kv_heads)
+        return replace(degrees, tp=tuple(tp for tp in degrees.tp if max(tp, heads) % min(tp, heads) == 0))
 
 
 @dataclass(frozen=True)
@@ -181,6 +197,8 @@ class LayoutTable:
     """Row numbers, best first."""
     spans: Spans
     seconds: dict[SecondsPart, Floats]
+    hidden: dict[SecondsPart, Floats]
+    """Seconds of communication beside computation."""
     bytes: dict[BytesPart, Floats]
 
     def __len__(self) -> int:
@@ -242,6 +260,8 @@ class LayoutTable:
         task, layout = self.task, self.columns.layout(row)
         step_s, num_bytes = float(self.step_s[row]), round(float(self.memory_bytes[row]))
         seconds = {part: float(values[row]) for part, values in self.seconds.items()}
+        communication = {part: (float(values[row]), seconds[part]) for part, values in self.hidden.items()}
+        hidden = {part: beside / (beside + rest) for part, (beside, rest) in communication.items() if beside}
         parts = {part: round(float(values[row])) for part, values in self.bytes.items()}
         tokens = task.spec.batch.global_size * task.shape.seq_len
         peak = (
@@ -254,6 +274,7 @@ class LayoutTable:
             micro_batches_per_rank=fed,
             step_s=step_s,
             seconds=seconds,
+            hidden=hidden,
             memory_bytes=num_bytes,
             bytes=parts,
             fits=bool(self.fits[row]),
@@ -261,7 +282,7 @@ class LayoutTable:
             tokens_per_s=tokens / step_s,
             mfu=task.shape.flops_per_token * tokens / step_s / peak,
             links=links,
-            reasons=reasons(layout, links, seconds, parts, partitioned(task.spec, layout.num_data_ranks, fed)),
+            reasons=reasons(layout, links, seconds, hidden, parts, partitioned(task.spec, layout.num_data_ranks, fed)),
         )
 
 
@@ -288,7 +309,7 @@ def predict_columns(task: Task, columns: Candidates) -> LayoutTable:
     """Predict these layouts."""
     num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
     links = network(columns, task.profile, task.racks, task.stack.locality)
-    step_s, seconds = step_time(task.shape, task.work, task.spec.precision, links, columns)
+    step_s, seconds, hidden = step_time(task.shape, task.work, task.spec.precision, links, columns)
     params, host_gib = shard_params(task.shape, columns), task.spec.worker.memory_gib
     has_host_memory = np.ones(len(columns), dtype=bool)
     if task.profile.kind is DeviceKind.GPU and host_gib:
@@ -296,7 +317,7 @@ def predict_columns(task: Task, columns: Candidates) -> LayoutTable:
     fits = has_host_memory & (num_bytes <= task.profile.usable_bytes)
     order = _order(columns, step_s, num_bytes, fits)
     return LayoutTable(
-        task, columns, step_s, num_bytes, params, fits, has_host_memory, order, links.spans, seconds, byte_parts
+        task, columns, step_s, num_bytes, params, fits, has_host_memory, order, links.spans, seconds, hidden, byte_parts
     )
 
 
@@ -332,7 +353,7 @@ class Preference(StrEnum):
     """Layouts that fit into memory come before those that do not."""
     FASTEST = "fastest"
     SIMPLEST_OF_EQUALS = "simplest_of_equals"
-    """Among layouts whose steps differ by at most 1 %: fewer axes, then less memory."""
+    """Among layouts whose steps differ by at most 3 %: fewer axes, then less memory."""
     PLAIN = "plain"
     """The whole state fits on each worker, so each trains the task's own module."""
     LEAST_SHARDED = "least_sharded"
@@ -358,6 +379,7 @@ def reasons(
     layout: Layout,
     links: dict[str, LinkClass],
     seconds: dict[SecondsPart, float],
+    hidden: dict[SecondsPart, float],
     num_bytes: dict[BytesPart, int],
     batch_partition: str,
 ) -> tuple[str, ...]:
@@ -365,7 +387,8 @@ def reasons(
     step_s = sum(seconds.values())
 
     def share(part: SecondsPart) -> str:
-        return f"{100 * seconds[part] / step_s:.1f} % of the step"
+        beside = f", after {100 * hidden[part]:.0f} % of its communication is hidden" if part in hidden else ""
+        return f"{100 * seconds[part] / step_s:.1f} % of the step{beside}"
 
     reasons_found = []
     for axis in (axis for axis in links if axis in layout.planned_axes):  # the busiest first
@@ -373,7 +396,9 @@ def reasons(
         rule = f"{Preference.TP_INSIDE_NODE}: " if axis == "tp" and links[axis] is LinkClass.INSIDE_NODE else ""
         if axis == "pp":
             how = f" ({layout.schedule}, {len(layout.stages)} stages)"
-            reasons_found.append(f"pp {degree}{how} {axis_text}: bubble {share(SecondsPart.BUBBLE)}")
+            reasons_found.append(
+                f"pp {degree}{how} {axis_text}: bubble {share(SecondsPart.BUBBLE)}, messages {share(SecondsPart.PP)}"
+            )
         else:
             how = f" ({layout.context})" if axis == "cp" else ""
             reasons_found.append(f"{rule}{axis} {degree}{how} {axis_text}, {share(SecondsPart(axis))}")

@@ -18,8 +18,9 @@ from shoal_service.planner.memory import gpu_host_bytes, own_copies
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.ranking import LayoutTable, Prediction, Ranking, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
+from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.layout import AXES, PLANNED_AXES, ParallelismSpec, Recompute
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import JobSpec, plan_of
 
 _MOST_RANKS = 65_536
 _FEW_TIMES = 8
@@ -39,8 +40,8 @@ def rank(
     """The `top` best combinations of degrees for exactly `world_size` ranks, each with the best other choices.
 
     `racks`: where the workers are; (): nodes of the profile's size in one rack.
-    `compare`: degrees by axis; the best layout with them is predicted too, whatever its place. Axes that it does not
-    name are 1, except dp_shard.
+    `compare`: degrees by axis; the best layout with them is predicted too, whatever its place, also if other programs
+    have it and the engine refuses it. Axes that it does not name are 1, except dp_shard.
 
     There are none for a user task, a script or a loop, and none if the world has no legal layout; `note` says so.
     """
@@ -69,6 +70,7 @@ def rank(
     }
     if not len(table):
         return empty.model_copy(update=model | {"note": _no_layout(task, world_size)})
+    compared = None if compare is None else _compared(task, world_size, compare)
     return empty.model_copy(
         update=model
         | {
@@ -78,7 +80,8 @@ def rank(
             "note": "" if table.num_fitting else too_large(task, world_size, table),
             "why_not": why_not(table),
             "hints": _micro_size_hints(task, world_size, table),
-            "compared": None if compare is None else _compared(task, world_size, compare),
+            "compared": compared,
+            "compared_refused": () if compared is None else _refused(spec, compared),
         }
     )
 
@@ -115,9 +118,16 @@ def compare_steps(rival: Prediction, best: Prediction) -> str:
 
 
 def _compared(task: Task, world_size: int, degrees: Mapping[str, int]) -> Prediction | None:
-    """None if no legal layout of the world has these degrees."""
-    table = predict_layouts(replace(task, fixed=ParallelismSpec.model_validate(dict(degrees))), [world_size])
-    return table.best(1)[0] if len(table) else None
+    """None if neither this engine nor another program that is known has a layout of the world with these degrees."""
+    fixed = replace(task, fixed=ParallelismSpec.model_validate(dict(degrees)))
+    tables = (predict_layouts(replace(fixed, is_hypothetical=beyond), [world_size]) for beyond in (False, True))
+    return next((table.best(1)[0] for table in tables if len(table)), None)
+
+
+def _refused(spec: JobSpec, prediction: Prediction) -> tuple[str, ...]:
+    return tuple(
+        f"{violation.message} ({violation.rule})" for violation in violations(prediction.layout, spec, plan_of(spec))
+    )
 
 
 def _micro_size_hints(task: Task, world_size: int, table: LayoutTable) -> tuple[str, ...]:
@@ -131,9 +141,9 @@ def _micro_size_hints(task: Task, world_size: int, table: LayoutTable) -> tuple[
         if micro_size < 1 or batch.global_size % micro_size:
             continue
         spec = task.spec.model_copy(update={"batch": batch.model_copy(update={"micro_size": micro_size})})
-        other = predict_layouts(replace(task, spec=spec, fixed=ParallelismSpec(**degrees)), [world_size])
-        if len(other) and other.num_fitting:
-            rivals.append((other.best(1)[0].step_s, micro_size, other.best(1)[0]))
+        other = _fitting(replace(task, spec=spec, fixed=ParallelismSpec(**degrees)), world_size)
+        if other is not None:
+            rivals.append((other.step_s, micro_size, other))
     step_s, micro_size, rival = min(rivals, default=(best.step_s, batch.micro_size, best), key=lambda found: found[0])
     if step_s > _CLEARLY_FASTER * best.step_s:
         return ()
@@ -282,27 +292,30 @@ def _parts(prediction: Prediction) -> str:
     return ", ".join(f"{part} {size / GIB:,.1f}" for part, size in largest if size)
 
 
+def _fitting(task: Task, world_size: int) -> Prediction | None:
+    """The best layout of the world; None if none fits."""
+    table = predict_layouts(task, [world_size])
+    return table.best(1)[0] if len(table) and table.num_fitting else None
+
+
+def _size(best: Prediction) -> str:
+    return f"{best.memory_bytes / GIB:,.1f} GiB with {best.name}"
+
+
 def _recompute(task: Task, world_size: int) -> str:
     """Recomputation, if parallelism fixes less of it."""
     if task.fixed is None or task.fixed.recompute in ("auto", Recompute.FULL):
         return ""
-    fixed = task.fixed.model_copy(update={"recompute": "auto"})
-    table = predict_layouts(replace(task, fixed=fixed), [world_size])
-    if not len(table) or not table.num_fitting:
-        return ""
-    best = table.best(1)[0]
-    return f"parallelism.recompute: {best.layout.recompute} ({best.memory_bytes / GIB:,.1f} GiB with {best.name})"
+    best = _fitting(replace(task, fixed=task.fixed.model_copy(update={"recompute": "auto"})), world_size)
+    return f"parallelism.recompute: {best.layout.recompute} ({_size(best)})" if best is not None else ""
 
 
 def _planned_degrees(task: Task, world_size: int) -> str:
     """Other degrees, if parallelism fixes them."""
     if task.fixed is None:
         return ""
-    table = predict_layouts(replace(task, fixed=None), [world_size])
-    if not len(table) or not table.num_fitting:
-        return ""
-    best = table.best(1)[0]
-    return f"parallelism: auto ({best.memory_bytes / GIB:,.1f} GiB with {best.name}, recompute {best.layout.recompute})"
+    best = _fitting(replace(task, fixed=None), world_size)
+    return f"parallelism: auto ({_size(best)}, recompute {best.layout.recompute})" if best is not None else ""
 
 
 def _more_ranks(task: Task, world_size: int, is_gpu: bool, most: int) -> str:
@@ -312,9 +325,8 @@ def _more_ranks(task: Task, world_size: int, is_gpu: bool, most: int) -> str:
     while 2 * world <= most:
         step = max(1, min(world, task.profile.ranks_per_node))
         world = (2 * world) // step * step
-        table = predict_layouts(task, [world])
-        if len(table) and table.num_fitting:
-            return f"{_ranks(world, is_gpu)} ({table.best(1)[0].name})"
+        if (best := _fitting(task, world)) is not None:
+            return f"{_ranks(world, is_gpu)} ({best.name})"
     return ""
 
 
@@ -323,21 +335,16 @@ def _smaller_batch(task: Task, world_size: int) -> str:
     if batch.micro_size == 1:
         return ""
     spec = task.spec.model_copy(update={"batch": batch.model_copy(update={"micro_size": 1})})
-    table = predict_layouts(replace(task, spec=spec), [world_size])
-    if not len(table) or not table.num_fitting:
-        return ""
-    return f"batch.micro_size 1 ({table.best(1)[0].memory_bytes / GIB:,.1f} GiB with {table.best(1)[0].name})"
+    best = _fitting(replace(task, spec=spec), world_size)
+    return f"batch.micro_size 1 ({_size(best)})" if best is not None else ""
 
 
 def _without_snapshots(task: Task, world_size: int) -> str:
     if not task.spec.snapshot.enabled:
         return ""
     snapshot = task.spec.snapshot.model_copy(update={"enabled": False})
-    table = predict_layouts(replace(task, spec=task.spec.model_copy(update={"snapshot": snapshot})), [world_size])
-    if not len(table) or not table.num_fitting:
-        return ""
-    best = table.best(1)[0]
-    return f"snapshot.enabled: false ({best.memory_bytes / GIB:,.1f} GiB with {best.name})"
+    best = _fitting(replace(task, spec=task.spec.model_copy(update={"snapshot": snapshot})), world_size)
+    return f"snapshot.enabled: false ({_size(best)})" if best is not None else ""
 
 
 def _offload(task: Task, world_size: int) -> str:
@@ -349,9 +356,7 @@ def _offload(task: Task, world_size: int) -> str:
     if not table.num_fitting:
         return _more_host_memory(table)
     best = table.best(1)[0]
-    return (
-        f"parallelism.offload: true ({best.memory_bytes / GIB:,.1f} GiB with {best.name}, {best.step_s:,.1f} s a step)"
-    )
+    return f"parallelism.offload: true ({_size(best)}, {best.step_s:,.1f} s a step)"
 
 
 def _more_host_memory(table: LayoutTable) -> str:

@@ -38,6 +38,9 @@ class SavedTensors:
     """4 bytes each, if the compute dtype is shorter. Otherwise it is the same tensor."""
     residual: int = 0
     """The block's input, in the compute dtype, divided as the activations between blocks are."""
+    routed: int = 0
+    """Copies of each token that go to experts, and what experts keep of them, in the compute dtype. Every tp rank has
+    them, unless it sends its own tokens only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,14 @@ class ModelShape:
     experts_are_whole: bool = False
     """tp splits no expert: every tp rank computes all tokens of its experts."""
     attention_is_whole: bool = False
+    window: int = 0
+    """Tokens that a token sees in blocks with a sliding window."""
+    windowed: float = 0.0
+    """Share of the blocks whose sliding window is shorter than a sequence."""
+
+    @property
+    def has_shared_experts(self) -> bool:
+        return self.moe.width > self.top_k * self.expert_width
 
     @property
     def num_blocks(self) -> int:
@@ -156,6 +167,7 @@ def shape_of(spec: JobSpec) -> ModelShape | None:
         config = as_language_model(hugging_face.model_copy(update={"lora": None}))
         if config is None:
             return _of_family(hugging_face, on_gpu=spec.worker.gpus > 0)
+        return _with_window(shape_of_language_model(config, on_gpu=spec.worker.gpus > 0), sizes_of(hugging_face))
     if config is None:
         return None
     tokenizer = spec.data.get("tokenizer", BYTE_TOKENIZER)
@@ -248,23 +260,25 @@ def _saved(
     unsorted; and the same four of a SwiGLU for each copy.
     """
     norms, results = (2, 1) if is_fused else (4, 2)
-    split, whole, whole_fp32, whole_cast = (1 + results) * queries + 2 * keys + 4 * dense, 2 * config.dim, 0, 0
+    split, whole = (1 + results) * queries + 2 * keys + 4 * dense, 2 * config.dim
+    routed, whole_fp32, whole_cast = 0, 0, 0
     if has_experts:
         split += 4 * config.top_k * expert_dim(config)
-        whole += 3 * config.top_k * config.dim
+        routed = 3 * config.top_k * config.dim
         whole_fp32, whole_cast = config.num_experts, config.dim
-    return SavedTensors(split, whole, split_fp32=norms * config.dim, whole_fp32=whole_fp32, whole_cast=whole_cast)
+    fp32 = {"split_fp32": norms * config.dim, "whole_fp32": whole_fp32, "whole_cast": whole_cast}
+    return SavedTensors(split, whole, **fp32, routed=routed)
 
 
 def _saved_selective(
     config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool
 ) -> SavedTensors:
     """The block's input, what attention returns, and the output of every matrix product."""
-    split, whole = 2 * queries + 2 * keys + 2 * dense, 2 * config.dim
+    split, routed = 2 * queries + 2 * keys + 2 * dense, 0
     if has_experts:
         split += 2 * config.top_k * expert_dim(config)
-        whole += config.top_k * config.dim
-    return SavedTensors(split=split, whole=whole, residual=config.dim)
+        routed = config.top_k * config.dim
+    return SavedTensors(split=split, whole=2 * config.dim, residual=config.dim, routed=routed)
 
 
 def _of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | None:
@@ -315,9 +329,16 @@ def _of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | Non
         )
     shape = replace(shape, moe=moe, experts_are_whole=True)
     if not latent:
-        return shape
+        return _with_window(shape, sizes)
     dense = _latent(shape.dense, sizes, on_gpu=on_gpu)
     return replace(shape, dense=dense, moe=_latent(shape.moe, sizes, on_gpu=on_gpu), attention_is_whole=True)
+
+
+def _with_window(shape: ModelShape, sizes: Sizes | None) -> ModelShape:
+    """The shape with the sliding window of the config, if sequences are longer."""
+    if sizes is None or not sizes.sliding_window or sizes.sliding_window >= shape.seq_len:
+        return shape
+    return replace(shape, window=sizes.sliding_window, windowed=sizes.num_windowed_layers / shape.num_blocks)
 
 
 def _even_head_dim(sizes: Sizes) -> int:
@@ -327,7 +348,7 @@ def _even_head_dim(sizes: Sizes) -> int:
 
 def _with_whole_experts(saved: SavedTensors, config: LanguageModelConfig, copies: int) -> SavedTensors:
     inside = copies * config.top_k * expert_dim(config)
-    return replace(saved, split=saved.split - inside, whole=saved.whole + inside)
+    return replace(saved, split=saved.split - inside, routed=saved.routed + inside)
 
 
 def _latent(block: BlockShape, sizes: Sizes, *, on_gpu: bool) -> BlockShape:

@@ -71,11 +71,6 @@ class TraceJob:
     wait_s: float = WAIT_S
     """If its cluster is lost for this long, it starts in another one."""
 
-    @property
-    def fastest_rate(self) -> float:
-        """Samples per second at the best world size."""
-        return max(self.curve.rate(workers) for workers in range(self.min_workers, self.max_workers + 1))
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -27,9 +27,9 @@ from sqlalchemy import ColumnElement, Row, bindparam, delete, func, insert, or_,
 
 from shoal_service.access_views import AuditEvent, NewToken, TokenRequest, TokenView
 from shoal_service.core.access import Principal, Refusal, Role, grant_of, hash_of, id_of, is_own, new_token
-from shoal_service.store.database import Transaction, insert_on_conflict
+from shoal_service.store.database import Transaction, audit, insert_on_conflict, sessions, tokens
 from shoal_service.store.errors import TokenNotFound
-from shoal_service.store.tables import audit, sessions, tokens
+from shoal_service.store.records import columns_for
 
 
 def create_token(
@@ -345,11 +345,10 @@ def read(tx: Transaction, query: AuditQuery) -> list[AuditEvent]:
     rows = select(audit).order_by(audit.c.num.desc()).limit(query.limit)
     if query.before is not None:
         rows = rows.where(audit.c.num < query.before)
-    if query.job_id is not None:
-        rows = rows.where(audit.c.job_id == query.job_id)
-    if query.actor is not None:
-        rows = rows.where(audit.c.actor == query.actor)
-    return [_event(row) for row in tx.execute(rows)]
+    for column, value in ((audit.c.job_id, query.job_id), (audit.c.actor, query.actor)):
+        if value is not None:
+            rows = rows.where(column == value)
+    return [AuditEvent(number=row.num, **columns_for(AuditEvent, row)) for row in tx.execute(rows)]
 
 
 def count_before(tx: Transaction, before: float) -> int:
@@ -368,8 +367,3 @@ def remove_before(tx: Transaction, before: float, *, reason: str, now: float) ->
     entry.path = f"{len(nums)} records before {until} deleted: {reason}"
     record(tx, entry)
     return len(nums)
-
-
-def _event(row: Row[*tuple[object, ...]]) -> AuditEvent:
-    known = dict(row._mapping)
-    return AuditEvent(number=known.pop("num"), **known)

@@ -14,11 +14,10 @@ from sqlalchemy import ColumnElement, delete, insert, select
 from shoal_service.core.events import CodeRefused, CodeRolledBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.reports import PendingEvent
-from shoal_service.store.database import Transaction, insert_on_conflict, json_text
+from shoal_service.store.database import Transaction, code_archives, insert_on_conflict, job_specs, json_text
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import InvalidArchive, RequestConflict
 from shoal_service.store.records import JobRecord, read_spec
-from shoal_service.store.tables import code_archives, job_specs
 from shoal_workers.contract import JobSpec
 
 MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
@@ -27,13 +26,13 @@ _REJECTED_CODE = (CodeRefused.type, CodeRolledBack.type)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A packed directory whose size and SHA-256 were checked by `checked`."""
+    """A packed directory whose size and SHA-256 were checked by `check`."""
 
     sha256: str
     data: bytes
 
 
-def checked(sha256: str, data: bytes) -> Archive:
+def check(sha256: str, data: bytes) -> Archive:
     """Check the size and the SHA-256 of an archive. Call it before a transaction: hashing takes time.
 
     Raises:
@@ -70,7 +69,7 @@ def get(tx: Transaction, sha256: str) -> bytes | None:
     return data
 
 
-def unused(tx: Transaction, *, before: float, limit: int = 100) -> list[str]:
+def find_unused(tx: Transaction, *, before: float, limit: int = 100) -> list[str]:
     """Return the archives that were last uploaded before that time and that the spec of no job names."""
     query = select(code_archives.c.sha256).where(code_archives.c.stored_at < before, _is_unused(tx))
     return list(tx.execute(query.order_by(code_archives.c.stored_at).limit(limit)).scalars())
@@ -99,7 +98,7 @@ def require_changeable(job: JobRecord, before: JobSpec, after: JobSpec) -> None:
         raise RequestConflict(job.id, job.state, f"be given code: its task {before.task} is not from code of its own")
 
 
-def follow(edit: JobEdit, event: PendingEvent) -> None:
+def restore_code(edit: JobEdit, event: PendingEvent) -> None:
     """Return the spec to the code before, if the supervisor did so and no other code was requested since."""
     if event.type not in _REJECTED_CODE:
         return

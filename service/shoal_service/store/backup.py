@@ -29,6 +29,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +38,10 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
 
 from shoal_service.store import lease as leases
-from shoal_service.store.database import Database
+from shoal_service.store.database import Database, code_archives, events, job_specs, jobs, lease, metadata
 from shoal_service.store.errors import BackupError, StoreUnavailable
 from shoal_service.store.migrate import migrate
 from shoal_service.store.records import read_spec
-from shoal_service.store.tables import code_archives, events, job_specs, jobs, lease, metadata
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _EPOCHS = 1_000_000
@@ -60,20 +60,10 @@ def back_up(url: str, target: Path) -> Contents:
     """Makes a backup. Raises BackupError; StoreUnavailable: the database does not answer."""
     if target.exists():
         raise BackupError(f"{target} exists. Choose another name, or delete it.")
-    database = Database(url)
     draft = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        if not database.is_sqlite:
-            contents = check(database)
-            dump(database.url, draft)
-        else:
-            assert database.url.database is not None
-            path = Path(database.url.database)
-            if path.stat().st_size == 0:
-                path.unlink()  # it was made just now
-                raise BackupError(f"{path} does not exist: there is nothing to back up. See --state-dir.")
-            _vacuum_into(path, draft)
-            contents = _check_file(draft)
+        with closing(Database(url)) as database:
+            contents = _write_backup(database, draft)
         draft.chmod(0o600)
         with draft.open("rb") as written:
             os.fsync(written.fileno())
@@ -81,17 +71,30 @@ def back_up(url: str, target: Path) -> Contents:
     except OSError as error:
         raise BackupError(f"{target} cannot be written: {error}") from error
     finally:
-        database.close()
         for suffix in ("", "-wal", "-shm", "-journal"):
             draft.with_name(draft.name + suffix).unlink(missing_ok=True)
     return contents
 
 
+def _write_backup(database: Database, draft: Path) -> Contents:
+    if not database.is_sqlite:
+        contents = check(database)
+        dump(database.url, draft)
+        return contents
+    assert database.url.database is not None
+    path = Path(database.url.database)
+    if path.stat().st_size == 0:
+        path.unlink()  # it was made just now
+        raise BackupError(f"{path} does not exist: there is nothing to back up. See --state-dir.")
+    _vacuum_into(path, draft)
+    with closing(Database(f"sqlite:///{draft}")) as copy:
+        return check(copy)
+
+
 def restore(url: str, source: Path, *, replace: bool, now: float) -> Restored:
     """Restores a backup. The caller makes sure that no server of this machine uses the database. Raises BackupError;
     StoreUnavailable."""
-    database = Database(url)
-    try:
+    with closing(Database(url)) as database:
         if _is_sqlite(source) != database.is_sqlite:
             kinds = ("SQLite", "PostgreSQL") if database.is_sqlite else ("PostgreSQL", "SQLite")
             raise BackupError(f"database_url names {kinds[0]}, but {source} is a backup of {kinds[1]}.")
@@ -99,8 +102,6 @@ def restore(url: str, source: Path, *, replace: bool, now: float) -> Restored:
             assert database.url.database is not None
             return _restore_file(Path(database.url.database), source, replace=replace, now=now)
         return _restore_postgres(database, source, replace=replace, now=now)
-    finally:
-        database.close()
 
 
 def _restore_file(path: Path, source: Path, *, replace: bool, now: float) -> Restored:
@@ -143,14 +144,12 @@ def _restore_postgres(database: Database, source: Path, *, replace: bool, now: f
 
 def _prepare(database: Database) -> Contents:
     """Migrates the database to the newest schema, gives it a new epoch, and checks it. Closes the database."""
-    try:
+    with closing(database):
         migrate(database)
         with database.write() as tx:
             values = {"owner": "", "expires_at": 0.0, "epoch": lease.c.epoch + _EPOCHS}
             tx.execute(update(lease).values(values))
         return check(database)
-    finally:
-        database.close()
 
 
 def _lease_holder(database: Database, now: float) -> str:
@@ -186,22 +185,12 @@ def _require_whole(source: Path) -> None:
 
 def _vacuum_into(source: Path, target: Path, *, mode: str = "mode=ro") -> None:
     """Makes a consistent copy, without free pages; other processes may write meanwhile."""
+    uri = f"{source.absolute().as_uri()}?{mode}"
     try:
-        connection = sqlite3.connect(f"{source.absolute().as_uri()}?{mode}", uri=True, timeout=30)
-        try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=30)) as connection:
             connection.execute("VACUUM INTO ?", (str(target),))
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         raise BackupError(f"{source} cannot be copied: {error}") from error
-
-
-def _check_file(path: Path) -> Contents:
-    database = Database(f"sqlite:///{path}")
-    try:
-        return check(database)
-    finally:
-        database.close()
 
 
 def _move_aside(path: Path, now: float) -> Path:

@@ -12,14 +12,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import select, update
 
 from shoal_service.core.events import CheckpointDamaged, CheckpointDeleted, CheckpointPinned, CheckpointUnpinned
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.lifecycle import NoSuchCheckpoint, choose
 from shoal_service.core.retention import why_kept
-from shoal_service.store.database import Transaction
-from shoal_service.store.edit import RELEASED, JobEdit
+from shoal_service.store.database import Transaction, checkpoints, jobs, model_versions
+from shoal_service.store.edit import RELEASED, edit_job
 from shoal_service.store.errors import (
     CheckpointConflict,
     CheckpointKept,
@@ -27,8 +27,7 @@ from shoal_service.store.errors import (
     JobNotFound,
     RequestConflict,
 )
-from shoal_service.store.records import JobRecord, load, load_spec, num_of, pins_of, read_status
-from shoal_service.store.tables import checkpoints, jobs, model_versions
+from shoal_service.store.records import JobRecord, load, load_spec, pins_of, read_status
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract import CheckpointName, ContinueFrom, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecError
@@ -37,11 +36,16 @@ FILES = "files"
 """What a script holds of another one, in the place of a checkpoint's name: all that it has left."""
 
 
-def read_checkpoints(tx: Transaction, job_id: str) -> list[CheckpointView]:
-    key = (checkpoints.c.step, checkpoints.c.attempt, checkpoints.c.generation)
-    query = select(checkpoints.c.document).where(checkpoints.c.job_num == num_of(tx, job_id)).order_by(*key)
-    checkpoints_read = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
-    return with_pins(tx, jobs.c.id == job_id, checkpoints_read)
+def read_checkpoints(tx: Transaction, job_id: str, *, newest: int | None = None) -> list[CheckpointView]:
+    """Read the checkpoints of a job, oldest first; of many only the `newest`. Raises JobNotFound."""
+    of_job = select(jobs.c.num, jobs.c.pins, jobs.c.status).where(jobs.c.id == job_id)
+    job = tx.require_row(of_job, JobNotFound(job_id))
+    key = (checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
+    query = select(checkpoints.c.document).where(checkpoints.c.job_num == job.num).order_by(*key).limit(newest)
+    stored = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
+    pins, standing = pins_of(job.pins), read_status(job.status).best
+    ranked = {} if standing is None else {score.step: (n, score.value) for n, score in enumerate(standing.best, 1)}
+    return [checkpoint.model_copy(update=_marks(checkpoint, pins, ranked)) for checkpoint in reversed(stored)]
 
 
 def newest(tx: Transaction, job_id: str) -> CheckpointName | None:
@@ -49,33 +53,22 @@ def newest(tx: Transaction, job_id: str) -> CheckpointName | None:
     return max(_committed(tx, job_id), default=None)
 
 
-def with_pins(tx: Transaction, of_job: ColumnElement[bool], stored: Sequence[CheckpointView]) -> list[CheckpointView]:
-    """The checkpoints of a job, with the marks that are not a part of their rows: pinned, and among the best."""
-    row = tx.execute(select(jobs.c.pins, jobs.c.status).where(of_job)).one()
-    pins, standing = pins_of(row.pins), read_status(row.status).best
-    ranked = {} if standing is None else {score.step: (n, score.value) for n, score in enumerate(standing.best, 1)}
-    return [checkpoint.model_copy(update=_marks(checkpoint, pins, ranked)) for checkpoint in stored]
-
-
 def pin(tx: Transaction, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
     """Pins or unpins a checkpoint. Retention does not delete it while it is pinned. Raises JobNotFound,
     CheckpointNotFound, CheckpointConflict; RequestConflict: the job is being deleted."""
-    job = load(tx, job_id, lock=True)
-    view = _find(tx, job_id, name)
-    if job.deleting:
-        raise RequestConflict(job_id, job.state, "change: it is being deleted")
-    if is_pinned and view.state is not CheckpointState.COMMITTED:
-        raise CheckpointConflict(job_id, str(name), view.state, "only a committed one can be pinned")
-    if is_pinned != (str(name) in job.pins):
-        pins = {*job.pins, str(name)} if is_pinned else {*job.pins} - {str(name)}
-        edit = JobEdit(tx, job, now)
-        edit.set(pins=json.dumps(sorted(pins)))
-        step = name.step
-        edit.event(
-            CheckpointPinned(name=str(name), step=step) if is_pinned else CheckpointUnpinned(name=str(name), step=step)
-        )
-        edit.save()
-    tx.publish(job_id)
+    with edit_job(tx, job_id, now) as edit:
+        job, view = edit.job, _find(tx, job_id, name)
+        if job.deleting:
+            raise RequestConflict(job_id, job.state, "change: it is being deleted")
+        if is_pinned and view.state is not CheckpointState.COMMITTED:
+            raise CheckpointConflict(job_id, str(name), view.state, "only a committed one can be pinned")
+        if is_pinned != (str(name) in job.pins):
+            pins = {*job.pins, str(name)} if is_pinned else {*job.pins} - {str(name)}
+            edit.set(pins=json.dumps(sorted(pins)))
+            if is_pinned:
+                edit.event(CheckpointPinned(name=str(name), step=name.step))
+            else:
+                edit.event(CheckpointUnpinned(name=str(name), step=name.step))
     return view.model_copy(update={"pinned": is_pinned})
 
 
@@ -106,32 +99,26 @@ def note_deletion(
 ) -> CheckpointView:
     """Notes that the storage does not have the checkpoint any more. `reason`: why, if no user asked. Raises
     JobNotFound, CheckpointNotFound."""
-    job = load(tx, job_id, lock=True)
-    view = _find(tx, job_id, name)
-    tx.publish(job_id)
-    if view.state is CheckpointState.DELETED:
-        return view  # retention was faster, or the request is repeated
-    edit = JobEdit(tx, job, now)
-    edit.event(CheckpointDeleted(name=str(name), step=name.step, reason=reason))
-    left = [checkpoint.step for checkpoint in _committed(tx, job_id) if checkpoint != name]
-    if edit.status.checkpoint_step == name.step and name.step not in left:
-        edit.describe(checkpoint_step=max(left, default=None))
-    edit.save()
-    return _store(tx, job, view.model_copy(update={"state": CheckpointState.DELETED, "pinned": False}))
+    with edit_job(tx, job_id, now) as edit:
+        view = _find(tx, job_id, name)
+        if view.state is CheckpointState.DELETED:
+            return view  # retention was faster, or the request is repeated
+        edit.event(CheckpointDeleted(name=str(name), step=name.step, reason=reason))
+        left = [checkpoint.step for checkpoint in _committed(tx, job_id) if checkpoint != name]
+        if edit.status.checkpoint_step == name.step and name.step not in left:
+            edit.describe(checkpoint_step=max(left, default=None))
+        return _store(tx, edit.job, view.model_copy(update={"state": CheckpointState.DELETED, "pinned": False}))
 
 
 def note_damage(tx: Transaction, job_id: str, name: CheckpointName, *, message: str, now: float) -> CheckpointView:
     """Notes that a verification has found damage. Ignored unless the checkpoint counts as good. Raises JobNotFound,
     CheckpointNotFound."""
-    job = load(tx, job_id, lock=True)
-    view = _find(tx, job_id, name)
-    tx.publish(job_id)
-    if view.state is not CheckpointState.COMMITTED:
-        return view
-    edit = JobEdit(tx, job, now)
-    edit.event(CheckpointDamaged(name=str(name), message=message))
-    edit.save()
-    return _store(tx, job, view.model_copy(update={"state": CheckpointState.DAMAGED, "message": message}))
+    with edit_job(tx, job_id, now) as edit:
+        view = _find(tx, job_id, name)
+        if view.state is not CheckpointState.COMMITTED:
+            return view
+        edit.event(CheckpointDamaged(name=str(name), message=message))
+        return _store(tx, edit.job, view.model_copy(update={"state": CheckpointState.DAMAGED, "message": message}))
 
 
 def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
@@ -281,10 +268,11 @@ def _store(tx: Transaction, job: JobRecord, view: CheckpointView) -> CheckpointV
 
 
 def _marks(
-    checkpoint_view: CheckpointView, pins: Sequence[str], ranked: Mapping[int, tuple[int, float]]
+    checkpoint: CheckpointView, pins: Sequence[str], ranked: Mapping[int, tuple[int, float]]
 ) -> dict[str, bool | int | float]:
-    marks: dict[str, bool | int | float] = {"pinned": True} if checkpoint_view.name in pins else {}
-    if checkpoint_view.state is CheckpointState.COMMITTED and checkpoint_view.step in ranked:
-        rank, value = ranked[checkpoint_view.step]
+    """Return what is not a part of the row of a checkpoint: that it is pinned, and its rank among the best."""
+    marks: dict[str, bool | int | float] = {"pinned": True} if checkpoint.name in pins else {}
+    if checkpoint.state is CheckpointState.COMMITTED and checkpoint.step in ranked:
+        rank, value = ranked[checkpoint.step]
         marks |= {"best": rank, "score": value}
     return marks

@@ -1,10 +1,10 @@
 """Clusters that have joined: what their gateways report, the orders to them, and what operators see and change.
 
-    write_order     the control plane with the lease; the number rises under the lock of the cluster's row, so that a
-                    gateway which has seen number N has seen every lower one that was ever committed
-    open_orders     a gateway: orders of the newest lease epoch without an answer
-    take_report     a gateway: its report, and answers, of which the first one of each order counts
-    answers_of      whoever wrote the orders
+    write_order       the control plane with the lease; the number rises under the lock of the cluster's row, so that a
+                      gateway which has seen number N has seen every lower one that was ever committed
+    read_open_orders  a gateway: orders of the newest lease epoch without an answer
+    take_report       a gateway: its report, and answers, of which the first one of each order counts
+    read_answers      the control plane that wrote the orders
 
 Subscribers of the cluster's `Topic.ORDERS` and `Topic.REPORTS` are notified after each commit. Neither is a change of a
 job, so no other subscriber is. Orders and reports are JSON texts of `shoal_service.clusters`, and are not looked into.
@@ -29,10 +29,17 @@ from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit, is_of
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.nodes import Cordon
 from shoal_service.store import access
-from shoal_service.store.database import Transaction, insert_on_conflict
+from shoal_service.store.database import (
+    Transaction,
+    attempt_tokens,
+    cluster_orders,
+    clusters,
+    insert_on_conflict,
+    jobs,
+    lease,
+)
 from shoal_service.store.errors import ClusterConflict, ClusterNameTaken, ClusterNotFound, GatewayRefused
 from shoal_service.store.hub import Topic
-from shoal_service.store.tables import attempt_tokens, cluster_orders, clusters, jobs, lease
 from shoal_workers.contract import check_labels
 
 
@@ -51,29 +58,6 @@ class StoredReport:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Merged by name into those of the cluster with the first report of a life."""
     is_last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterRow:
-    """What is known of a cluster."""
-
-    life: str
-    report: int
-    reported_at: float
-    address: str
-    error: str
-    snapshot: str
-    """JSON of the newest snapshot of this life; empty: there is none."""
-    snapshot_report: int
-    """Number of the report that the snapshot came with."""
-
-
-@dataclass(frozen=True, slots=True)
-class OrderRow:
-    number: int
-    epoch: int
-    kind: str
-    arguments: str
 
 
 _SPEAKS_S = 5.0
@@ -98,14 +82,14 @@ class ClusterEntry:
 
 def create_token(tx: Transaction, cluster: str, request: ClusterTokenRequest, *, by: str, now: float) -> NewToken:
     """Makes a token for the gateway of a cluster, which may join with it. Only this answer has the token."""
-    _make(tx, cluster, now)
+    _insert_cluster(tx, cluster, now)
     return access.create_token(tx, request.of(cluster), by=by, now=now, cluster=cluster)
 
 
 def adopt_token(tx: Transaction, cluster: str, token: str, *, by: str, now: float) -> TokenView:
     """Make a token that exists already, in a file, that of the gateway of a cluster. If its id is known, the answer
     says whose it is, and nothing changes: a revoked one stays revoked."""
-    _make(tx, cluster, now)
+    _insert_cluster(tx, cluster, now)
     return access.adopt_token(tx, token, ClusterTokenRequest().of(cluster), by=by, now=now, cluster=cluster)
 
 
@@ -124,11 +108,11 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
         # a control plane knows for some seconds a token that another one has revoked
         if access.is_revoked(tx, sender.token_id):
             raise GatewayRefused(cluster, f"The cluster {cluster!r} was removed, and its tokens with it.")
-        _make(tx, cluster, now)
+        _insert_cluster(tx, cluster, now)
         row = tx.execute(mine).one()
     speaker = Speaker(row.life, row.token_id, row.report, row.reported_at, row.ray_cluster)
     if is_of_another(speaker, sender):
-        speaker = replace(speaker, jobs_reported_at=_jobs_reported_at(tx, cluster))
+        speaker = replace(speaker, jobs_reported_at=_read_newest_job_report(tx, cluster))
     admission = admit(cluster, speaker, sender, now)
     if admission.verdict is Verdict.BARRED:
         raise ClusterNameTaken(cluster, admission.reason)
@@ -161,14 +145,17 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
             )
             .values(answer=answer, answered_at=now, arguments="")  # they may hold the token of an attempt
         )
-    cancelled = _without_order(tx, cluster, report.running)
+    cancelled = _find_cancelled(tx, cluster, report.running)
     tx.announce(Topic.REPORTS.narrow_to(cluster))
     return newest, cancelled
 
 
-def open_orders(tx: Transaction, cluster: str, life: str, *, after: int, limit: int) -> tuple[list[OrderRow], int]:
-    """The orders without an answer above a number, and the highest number that an order has had. Orders of a lease that
-    is over are void.
+def read_open_orders(
+    tx: Transaction, cluster: str, life: str, *, after: int, limit: int
+) -> tuple[list[Row[int, int, str, str]], int]:
+    """Return the orders without an answer above a number, and the highest number that an order has had.
+
+    Orders of a lease that is over are left out.
 
     Raises:
         GatewayRefused: another gateway speaks for the cluster.
@@ -184,8 +171,7 @@ def open_orders(tx: Transaction, cluster: str, life: str, *, after: int, limit: 
     row = tx.execute(select(clusters.c.life, clusters.c.last_order).where(clusters.c.name == cluster)).one_or_none()
     if row is None or row.life != life:
         raise GatewayRefused(cluster, f"Another gateway speaks for the cluster {cluster!r} now.")
-    orders = [OrderRow(order.number, order.epoch, order.kind, order.arguments) for order in tx.execute(query)]
-    return orders, row.last_order
+    return [*tx.execute(query)], row.last_order
 
 
 def may_read_archive(tx: Transaction, cluster: str, sha256: str) -> bool:
@@ -196,16 +182,13 @@ def may_read_archive(tx: Transaction, cluster: str, sha256: str) -> bool:
     return tx.execute(query.limit(1)).first() is not None
 
 
-def find(tx: Transaction, name: str) -> ClusterRow | None:
-    """What is known of a cluster; None if no gateway has reported, and no token of the cluster was made."""
-    row = tx.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
-    if row is None:
-        return None
-    return ClusterRow(row.life, row.report, row.reported_at, row.address, row.error, row.snapshot, row.snapshot_report)
+def find(tx: Transaction, name: str) -> Row[*tuple[Any, ...]] | None:
+    """Read the row of a cluster; None if no gateway has reported, and no token of the cluster was made."""
+    return tx.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
 
 
-def newest_report(tx: Transaction, name: str) -> tuple[str, int]:
-    """Life of the gateway, and number of its newest report; two that are equal say that nothing was reported."""
+def read_newest_report(tx: Transaction, name: str) -> tuple[str, int]:
+    """Return the incarnation of the gateway and the number of its newest report."""
     row = tx.execute(select(clusters.c.life, clusters.c.report).where(clusters.c.name == name)).one_or_none()
     return ("", 0) if row is None else (row.life, row.report)
 
@@ -227,8 +210,8 @@ def write_order(
     return number
 
 
-def answers_of(tx: Transaction, cluster: str, numbers: Collection[int]) -> dict[int, str | None]:
-    """The answers to these orders by number, without orders that do not exist; None if an order has no answer yet."""
+def read_answers(tx: Transaction, cluster: str, numbers: Collection[int]) -> dict[int, str | None]:
+    """Return the answers to these orders by number; None if an order has no answer yet. Unknown orders are left out."""
     query = select(cluster_orders.c.number, cluster_orders.c.answer).where(
         cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers)
     )
@@ -252,14 +235,25 @@ def remove_old_orders(tx: Transaction, cluster: str, *, before: float) -> int:
     return removed.rowcount
 
 
-def entries(tx: Transaction) -> list[ClusterEntry]:
-    """All clusters by name. Read in each pass of the control loop."""
+def list_clusters(tx: Transaction) -> list[ClusterEntry]:
+    """List all clusters by name. The control loop calls this in each pass."""
     columns = (clusters.c.name, clusters.c.created_at, clusters.c.reported_at, clusters.c.address, clusters.c.error)
     query = select(*columns, clusters.c.labels, clusters.c.cordon).order_by(clusters.c.name)
-    return [_entry(row) for row in tx.execute(query)]
+    return [
+        ClusterEntry(
+            name=row.name,
+            created_at=row.created_at,
+            reported_at=row.reported_at or None,
+            address=row.address,
+            error=row.error,
+            labels=json.loads(row.labels),
+            cordon=Cordon.model_validate_json(row.cordon) if row.cordon else None,
+        )
+        for row in tx.execute(query)
+    ]
 
 
-def num_jobs(tx: Transaction) -> Counter[str]:
+def count_jobs(tx: Transaction) -> Counter[str]:
     """Count the jobs with an attempt, by cluster."""
     with_attempt = [state.value for state in ATTEMPT_STATES]
     query = select(jobs.c.cluster, func.count()).where(jobs.c.state.in_(with_attempt)).group_by(jobs.c.cluster)
@@ -269,12 +263,12 @@ def num_jobs(tx: Transaction) -> Counter[str]:
 def cordon(tx: Transaction, name: str, *, reason: str, now: float) -> None:
     """Cordons a cluster: no worker is added on its nodes. A repeated request replaces the reason. Raises
     ClusterNotFound."""
-    _change(tx, name, cordon=json.dumps({"reason": reason, "requested_at": now}))
+    _update_cluster(tx, name, cordon=json.dumps({"reason": reason, "requested_at": now}))
 
 
 def uncordon(tx: Transaction, name: str) -> None:
     """Undoes `cordon`. Idempotent. Raises ClusterNotFound."""
-    _change(tx, name, cordon="")
+    _update_cluster(tx, name, cordon="")
 
 
 def label(tx: Transaction, name: str, changes: Mapping[str, str | None]) -> None:
@@ -301,10 +295,10 @@ def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> No
     """
     row = tx.require_row(select(clusters).where(clusters.c.name == name).with_for_update(), ClusterNotFound(name))
     speaks = bool(row.life) and abs(now - row.reported_at) < _SPEAKS_S
-    number = num_jobs(tx)[name]
+    number = count_jobs(tx)[name]
     known = [token for token in access.list_tokens(tx) if token.cluster == name and token.revoked_at is None]
     speaker = next((token for token in known if token.id == row.token_id), None)
-    why = _why_kept(name, number, speaks=speaks, force=force, speaker=speaker)
+    why = _explain_refusal(name, number, speaks=speaks, force=force, speaker=speaker)
     if why:
         raise ClusterConflict(name, why)
     tx.execute(delete(clusters).where(clusters.c.name == name))
@@ -313,21 +307,21 @@ def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> No
     tx.publish(f"cluster {name}", is_request=True)
 
 
-def cluster_tokens(tx: Transaction, name: str) -> list[TokenView]:
-    """Tokens of the cluster's gateway, newest first, with those that have ended. Raises ClusterNotFound."""
+def list_tokens(tx: Transaction, name: str) -> list[TokenView]:
+    """List the tokens of the cluster's gateway, newest first, with those that have ended. Raises ClusterNotFound."""
     tokens = [token for token in access.list_tokens(tx) if token.cluster == name]
     if not tokens and not tx.execute(select(clusters.c.name).where(clusters.c.name == name)).first():
         raise ClusterNotFound(name)
     return tokens
 
 
-def _change(tx: Transaction, name: str, **columns: Any) -> None:
+def _update_cluster(tx: Transaction, name: str, **columns: Any) -> None:
     if not tx.execute(update(clusters).where(clusters.c.name == name).values(columns)).rowcount:
         raise ClusterNotFound(name)
     tx.publish(f"cluster {name}", is_request=True)
 
 
-def _make(tx: Transaction, cluster: str, now: float) -> None:
+def _insert_cluster(tx: Transaction, cluster: str, now: float) -> None:
     row = {
         "name": cluster,
         "created_at": now,
@@ -347,8 +341,8 @@ def _make(tx: Transaction, cluster: str, now: float) -> None:
     tx.execute(insert_on_conflict(tx, clusters).values(row).on_conflict_do_nothing(index_elements=["name"]))
 
 
-def _jobs_reported_at(tx: Transaction, cluster: str) -> float:
-    """When the supervisor of an attempt in the cluster has reported last; 0: none has."""
+def _read_newest_job_report(tx: Transaction, cluster: str) -> float:
+    """Return when the supervisor of an attempt in the cluster has reported last; 0 if none has."""
     query = (
         select(func.max(attempt_tokens.c.reported_at))
         .join(jobs, (jobs.c.num == attempt_tokens.c.job_num) & (jobs.c.attempt == attempt_tokens.c.attempt))
@@ -358,7 +352,7 @@ def _jobs_reported_at(tx: Transaction, cluster: str) -> float:
     return tx.execute(query).scalar_one() or 0.0
 
 
-def _without_order(tx: Transaction, cluster: str, running: Collection[int]) -> tuple[int, ...]:
+def _find_cancelled(tx: Transaction, cluster: str, running: Collection[int]) -> tuple[int, ...]:
     if not running:
         return ()
     query = select(cluster_orders.c.number).where(
@@ -367,8 +361,8 @@ def _without_order(tx: Transaction, cluster: str, running: Collection[int]) -> t
     return tuple(sorted({*running} - {*tx.execute(query).scalars()}))
 
 
-def _why_kept(name: str, number: int, *, speaks: bool, force: bool, speaker: TokenView | None) -> str:
-    """Why the cluster is not removed, with the way out; empty if it is."""
+def _explain_refusal(name: str, number: int, *, speaks: bool, force: bool, speaker: TokenView | None) -> str:
+    """Return why the cluster is not removed, with the way out; empty if it is removed."""
     if speaks and speaker is not None and speaker.created_by == BOOTSTRAP:
         return (
             "its gateway shows a token of this service's own state directory or settings. End that gateway first: it "
@@ -383,15 +377,3 @@ def _why_kept(name: str, number: int, *, speaks: bool, force: bool, speaker: Tok
     if number and speaks:
         return f"{have} there, and its gateway reports. End its `shoal join` first, or move the jobs"
     return ""
-
-
-def _entry(row: Row[*tuple[Any, ...]]) -> ClusterEntry:
-    return ClusterEntry(
-        name=row.name,
-        created_at=row.created_at,
-        reported_at=row.reported_at or None,
-        address=row.address,
-        error=row.error,
-        labels=json.loads(row.labels),
-        cordon=Cordon.model_validate_json(row.cordon) if row.cordon else None,
-    )

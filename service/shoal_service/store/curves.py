@@ -9,33 +9,219 @@
 
 Roll-ups are means over 8, 64, 512 ... steps, so that a view reads some thousand rows at any length. A bucket is written
 when its last step is stored, from the eight buckets below it. After a rollback the buckets of the steps that are
-computed again are written again when their last step is. store/reporting.py calls `roll_up`, which also lets
-store/thinning.py delete what is far behind.
+computed again are written again when their last step is. store/reporting.py calls `roll_up`, which also deletes what is
+far behind.
 
 The cluster's goodput, by ten minutes, is a running sum: each sample adds what its job has booked since its sample
 before. So it costs nothing to read, with any number of jobs. `edit.save_all` writes the samples.
+
+What a running job needs no more is deleted as it goes: single steps, fine roll-ups, and events of routine.
+
+    level 4096   |=======================================|     of every step
+    level  512   |   |===================================|
+    level   64   |           |===========================|     of each finer level the newest KEPT_STEPS
+    level    8   |                   |===================|
+    series       .  .   . .      .   . .    .|...........|     and the steps of core/downsampling.py::steps_to_keep
+                                             jobs.thinned_until
+
+So a job of any length has about half a million rows. A few chunks go with each report that completes one, also of a job
+that was never thinned: each transaction stays short. What ended jobs leave behind is deleted by age (job_deletion.py).
+
+`read_points` reads few points of a curve, as rows of the requested columns:
+
+    at least 60 points of a job with 100,000 steps: 195 buckets of 512 steps, then of 64 and 8, then steps
+
+A read takes the widest buckets that give a curve at least `min_points` points, so it has at most eight times as many,
+and some thirty for the end that is not rolled up yet. Where old rows of a level were deleted (also by the
+retention of ended jobs) it takes the next coarser one. `newest_steps` reads how long the steps of the newest jobs took,
+for predictions of other jobs on the same hardware.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import Column, ColumnElement, ScalarSelect, Select, bindparam, delete, func, or_, select, update
 
-from shoal_service.core.downsampling import BIN_S, CHUNK, KEPT_STEPS, SeriesPoint, bin_of, bucket_steps, downsample
+from shoal_service.core.downsampling import (
+    AROUND,
+    BIN_S,
+    CHUNK,
+    KEPT_EVENTS,
+    KEPT_STEPS,
+    MEASURES,
+    Columns,
+    SeriesPoint,
+    bin_of,
+    bucket_steps,
+    downsample,
+    steps_to_keep,
+)
+from shoal_service.core.events.catalogue import ROUTINE
 from shoal_service.core.goodput import Category, recovering
 from shoal_service.fleet_views import ClusterGoodput
-from shoal_service.store.curve_points import FACTOR, WIDTHS, read_buckets, read_extent, read_pyramid, read_steps
-from shoal_service.store.database import Transaction, insert_on_conflict, upsert
-from shoal_service.store.records import num_of
-from shoal_service.store.tables import fleet_goodput, job_samples, job_specs, jobs, series_rollups
-from shoal_service.store.thinning import thin_steps
-from shoal_service.views import JobStatus, SampleColumns
-from shoal_workers.contract import JobState
+from shoal_service.store.database import (
+    Transaction,
+    checkpoints,
+    events,
+    fleet_goodput,
+    insert_on_conflict,
+    job_samples,
+    job_specs,
+    jobs,
+    series,
+    series_rollups,
+    upsert,
+    webhook_cursors,
+)
+from shoal_service.store.records import load_spec, num_of
+from shoal_service.views import CheckpointState, JobStatus, SampleColumns
+from shoal_workers.contract import JobSpec, JobState
+
+MAX_STEP = 2**62
+FACTOR = 8
+WIDTHS = tuple(FACTOR**n for n in range(1, 7))
+"""Steps per bucket of each level of roll-ups."""
+_ROWS_AT_ONCE = 5_000
+_THINNED_UNTIL = select(jobs.c.thinned_until).where(jobs.c.num == bindparam("of_job"))
+
+
+def _end(of: Any, column: Column[int], *conditions: ColumnElement[bool]) -> ScalarSelect[Any]:
+    """Select the smallest or largest value, in a separate query, which the end of an index answers."""
+    return select(of(column)).where(column.table.c.job_num == bindparam("of_job"), *conditions).scalar_subquery()
+
+
+_STEP_EXTENT = select(
+    _end(func.min, series.c.step).label("first"),
+    _end(func.max, series.c.step).label("last"),
+    *(_end(func.min, series_rollups.c.bucket, series_rollups.c.width == width) for width in WIDTHS),
+    ((_end(func.max, series_rollups.c.bucket, series_rollups.c.width == FACTOR) + 1) * FACTOR).label("rolled_until"),
+)
+
+
+def read_points(
+    tx: Transaction,
+    num: int,
+    columns: tuple[str, ...],
+    *,
+    min_points: int,
+    last_step: int,
+    after_step: int = -1,
+    until_step: int = MAX_STEP,
+) -> list[Any]:
+    """Return step, time and these columns of each point of job `num`, whose newest step is `last_step`.
+
+    Args:
+        min_points: points at least, if the job has as many steps after `after_step` and up to `until_step`.
+    """
+    num_steps = min(last_step, until_step) - max(after_step, 0)
+    for width in sorted(WIDTHS, reverse=True):
+        if num_steps // width >= min_points:
+            rows = list(read_pyramid(tx, num, columns, coarsest=width, after_step=after_step, until_step=until_step))
+            if len(rows) >= min_points:
+                return rows
+            # A job that goes on from another one's checkpoint has fewer steps than the number of its last one says.
+    return list(read_pyramid(tx, num, columns, coarsest=1, after_step=after_step, until_step=until_step))
+
+
+def read_extent(tx: Transaction, num: int) -> tuple[int, int] | None:
+    """Return the first and the last step of the job's curve; None if it has no step.
+
+    A level begins earlier than the finer one only if old rows of that were deleted: a job that goes on from another
+    job's checkpoint begins within a bucket.
+    """
+    row = tx.execute(_STEP_EXTENT, {"of_job": num}).one()
+    first, last = row.first, row.last
+    for width, bucket in zip(WIDTHS, row[2:-1], strict=True):
+        if bucket is not None and (first is None or (bucket + 1) * width < first):
+            first = bucket * width + 1
+    if first is None:
+        return None
+    return first, last if last is not None else row.rolled_until
+
+
+def read_pyramid(
+    tx: Transaction,
+    num: int,
+    columns: tuple[str, ...],
+    *,
+    coarsest: int,
+    after_step: int,
+    until_step: int,
+    with_singles: bool = True,
+) -> Iterator[Any]:
+    """Yield the level `coarsest` (1: the steps themselves) as far as it is written, and finer ones after that; before
+    it, where old rows of it were deleted, the next coarser ones.
+
+    Args:
+        with_singles: also the steps that stayed where the others were deleted; of the steps themselves only.
+    """
+    thinned = tx.execute(_THINNED_UNTIL, {"of_job": num}).scalar_one() if coarsest == 1 else 0
+    rows = _read_down(tx, num, columns, coarsest, max(after_step, min(thinned, until_step)), until_step)
+    first = next(rows, None)
+    begin = until_step if first is None else first.step - coarsest
+    head = {row.step: row for row in _read_up(tx, num, columns, coarsest * FACTOR, after_step, begin)}
+    if with_singles and after_step < thinned:
+        head |= {row.step: row for row in read_level(tx, num, columns, 1, after_step, min(thinned, until_step))}
+    for step in sorted(head):
+        yield head[step]
+    if first is not None:
+        yield first
+        yield from rows
+
+
+def _read_down(
+    tx: Transaction, num: int, columns: tuple[str, ...], coarsest: int, after: int, until: int
+) -> Iterator[Any]:
+    """Yield the rows of a level, and of finer ones what is not rolled up yet."""
+    done = after
+    for width in sorted((width for width in (1, *WIDTHS) if width <= coarsest), reverse=True):
+        for row in read_level(tx, num, columns, width, done, until):
+            if row.step > done:
+                done = row.step
+                yield row
+
+
+def _read_up(tx: Transaction, num: int, columns: tuple[str, ...], width: int, after: int, until: int) -> Iterator[Any]:
+    """Yield the rows of a level up to the step at which the finer one begins, and of coarser ones what it lacks."""
+    if width <= WIDTHS[-1] and until > max(after, 0):
+        rows = list(read_level(tx, num, columns, width, after, until))
+        begin = rows[0].step - width if rows else until
+        yield from _read_up(tx, num, columns, width * FACTOR, after, begin)
+        yield from (row for row in rows if row.step > after)
+
+
+def read_level(
+    tx: Transaction, num: int, columns: tuple[str, ...], width: int, after: int, until: int
+) -> Iterator[Any]:
+    """Yield the roll-ups over `width` steps that end after step `after` and up to `until`; 1: the steps themselves."""
+    if width > 1:  # to numbers of buckets: bucket 0 ends at step `width`
+        after, until = max(after, 0) // width - 1, until // width - 1
+    bounds = {"of_job": num, "of_width": width, "after": after, "until": until}
+    yield from tx.execute(_level(columns, width == 1), bounds)
+
+
+@cache
+def _level(columns: tuple[str, ...], is_single: bool) -> Select[Any]:
+    """Select the steps, or the buckets of a width, after the number `after` up to `until`."""
+    table = series if is_single else series_rollups
+    number = series.c.step if is_single else series_rollups.c.bucket
+    query = select(table.c.step, table.c.at, *(table.c[name] for name in columns)).where(
+        table.c.job_num == bindparam("of_job"), number > bindparam("after"), number <= bindparam("until")
+    )
+    if not is_single:
+        query = query.where(series_rollups.c.width == bindparam("of_width"))
+    elif "metrics" in columns:  # large rows, and there may be a million: the database keeps those that are not read yet
+        query = query.execution_options(yield_per=_ROWS_AT_ONCE)
+    return query.order_by(number)
+
 
 _MAX_ROWS = 4_000
 """At most this many rows of the coarsest level are read before means of them are made."""
@@ -131,17 +317,9 @@ def rolled_until(tx: Transaction, job_num: int) -> int:
 
 def _buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
     """Makes the rows of the buckets [begin, end) of one level, from the level below."""
-    points = _below(tx, job_num, width, begin, end)
-    for point in downsample(points, first_step=begin * width + 1, width=width):
+    below = read_level(tx, job_num, _VALUES, width // FACTOR, begin * width, end * width)
+    for point in downsample(map(point_of, below), first_step=begin * width + 1, width=width):
         yield row_of(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
-
-
-def _below(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterable[SeriesPoint]:
-    if width == FACTOR:
-        rows = read_steps(tx, job_num, _VALUES, begin * width, end * width)
-    else:
-        rows = read_buckets(tx, job_num, _VALUES, width // FACTOR, begin * FACTOR, end * FACTOR)
-    return map(point_of, rows)
 
 
 def point_of(row: Any) -> SeriesPoint:
@@ -235,26 +413,19 @@ def take_sample(
 def store_samples(tx: Transaction, taken: Sequence[Sample]) -> None:
     """Stores samples of different jobs. A sample replaces that of the same job at the same time."""
     upsert(tx, job_samples, [sample.row for sample in taken])
-    added: dict[float, Booked] = {}
-    for sample in taken:
-        if sample.booked.total > sample.before.total:
-            bin_at = bin_of(sample.row["at"])
-            sums = added.get(bin_at, Booked(0.0, 0.0))
-            added[bin_at] = Booked(
-                sums.productive + sample.booked.productive - sample.before.productive,
-                sums.total + sample.booked.total - sample.before.total,
-            )
-    for bin_at, more in added.items():
-        statement = insert_on_conflict(tx, fleet_goodput).values(bin_at=bin_at, **more._asdict())
-        tx.execute(
-            statement.on_conflict_do_update(
-                index_elements=["bin_at"],
-                set_={
-                    "productive": fleet_goodput.c.productive + statement.excluded.productive,
-                    "total": fleet_goodput.c.total + statement.excluded.total,
-                },
-            )
-        )
+    added = [
+        {
+            "bin_at": bin_of(sample.row["at"]),
+            "productive": sample.booked.productive - sample.before.productive,
+            "total": sample.booked.total - sample.before.total,
+        }
+        for sample in taken
+        if sample.booked.total > sample.before.total
+    ]
+    if added:
+        statement = insert_on_conflict(tx, fleet_goodput)
+        sums = {name: fleet_goodput.c[name] + statement.excluded[name] for name in ("productive", "total")}
+        tx.execute(statement.on_conflict_do_update(index_elements=["bin_at"], set_=sums), added)
 
 
 def cluster_goodput(tx: Transaction) -> tuple[ClusterGoodput, ...]:
@@ -294,16 +465,10 @@ def _thinned(rows: list[Any]) -> list[Any]:
     if len(rows) <= _MAX_SAMPLES:
         return rows
     every = -(-len(rows) // _MAX_SAMPLES)
-    kept = []
-    for index, row in enumerate(rows):
-        before = rows[index - 1] if index else None
-        changed = before is None or (row.state, row.granted, row.workers) != (
-            before.state,
-            before.granted,
-            before.workers,
-        )
-        if changed or index % every == 0 or index == len(rows) - 1:
-            kept.append(row)
+    values = [(row.state, row.granted, row.workers) for row in rows]
+    changed = [True, *(now != before for before, now in pairwise(values))]
+    last = len(rows) - 1
+    kept = [row for index, row in enumerate(rows) if changed[index] or index % every == 0 or index == last]
     return kept[-4 * _MAX_SAMPLES :]
 
 
@@ -323,3 +488,116 @@ def _wanted(tx: Transaction, job_num: int) -> list[tuple[float, int]]:
 def _wanted_at(wanted: list[tuple[float, int]], at: float) -> int:
     """The value that was wanted at a time. If the wall clock was set back, the first version holds."""
     return next((number for since, number in reversed(wanted) if since <= at), wanted[0][1])
+
+
+_CHUNKS_AT_ONCE = 3
+_EVENTS_AT_ONCE = 2_000
+_EVENTS_EVERY = 500
+"""New events of a job after which old ones are deleted."""
+_FINER = tuple(width for width in WIDTHS if width < CHUNK)
+_EXTENT = select(
+    jobs.c.thinned_until,
+    select(func.min(series.c.step)).where(series.c.job_num == bindparam("of_job")).scalar_subquery(),
+).where(jobs.c.num == bindparam("of_job"))
+
+
+def thin_steps(tx: Transaction, job_num: int, *, first_step: int, last_step: int, kept_steps: int) -> None:
+    """Thins the oldest chunks that are not thinned. Called when the steps from `first_step` to `last_step` were stored
+    and rolled up. A job that went back to an early step is thinned from there again."""
+    thinned, lowest = tx.execute(_EXTENT, {"of_job": job_num}).one()
+    begin = max(min(thinned, _begin_of_chunk(first_step)), _begin_of_chunk(lowest))
+    newest = last_step // CHUNK * CHUNK
+    until = max(begin, min((newest - kept_steps) // CHUNK * CHUNK, begin + _CHUNKS_AT_ONCE * CHUNK))
+    for chunk in range(begin, until, CHUNK):
+        _thin_chunk(tx, job_num, chunk)
+    if until != thinned:
+        tx.execute(update(jobs).where(jobs.c.num == job_num).values(thinned_until=until))
+    for width in _FINER:
+        _thin_level(tx, job_num, width, newest - kept_steps * width)
+
+
+def _begin_of_chunk(step: int) -> int:
+    return (step - 1) // CHUNK * CHUNK
+
+
+def _thin_chunk(tx: Transaction, job_num: int, begin: int) -> None:
+    end = begin + CHUNK
+    columns = ("step", "generation", "world_size", "val_loss", *MEASURES)
+    query = select(*(series.c[name] for name in columns)).where(
+        series.c.job_num == job_num, series.c.step > begin, series.c.step <= end + AROUND
+    )
+    if steps := tx.execute(query.order_by(series.c.step)).all():
+        step, generation, world_size, val_loss, *measures = zip(*steps, strict=True)
+        rows = Columns(step, generation, world_size, val_loss, measures)
+        stay = {*steps_to_keep(rows), *_saved_steps(tx, job_num, begin, end)}
+        in_chunk = (series.c.job_num == job_num, series.c.step > begin, series.c.step <= end)
+        tx.execute(delete(series).where(*in_chunk, series.c.step.not_in(sorted(stay))))
+
+
+def _saved_steps(tx: Transaction, job_num: int, begin: int, end: int) -> Iterator[int]:
+    """The steps whose checkpoints are there: the model registry shows what was measured at them."""
+    yield from tx.execute(
+        select(checkpoints.c.step).where(
+            checkpoints.c.job_num == job_num,
+            checkpoints.c.step > begin,
+            checkpoints.c.step <= end,
+            checkpoints.c.state == CheckpointState.COMMITTED.value,
+        )
+    ).scalars()
+
+
+def _thin_level(tx: Transaction, job_num: int, width: int, until_step: int) -> None:
+    """Deletes the oldest roll-ups over `width` steps, up to that step."""
+    level = (series_rollups.c.job_num == job_num, series_rollups.c.width == width)
+    lowest = tx.execute(select(func.min(series_rollups.c.bucket)).where(*level)).scalar_one()
+    if lowest is not None:
+        until = min(until_step, _begin_of_chunk(lowest * width + 1) + _CHUNKS_AT_ONCE * CHUNK)
+        tx.execute(delete(series_rollups).where(*level, series_rollups.c.bucket < until // width))
+
+
+def thin_events(tx: Transaction, job_num: int, *, before: int, last: int, kept_events: int = KEPT_EVENTS) -> None:
+    """Deletes old events of routine, as far as every webhook has settled them. Called when the events after number
+    `before` up to `last` were stored."""
+    if last <= kept_events or last // _EVENTS_EVERY == before // _EVENTS_EVERY:
+        return
+    settled = select(func.min(webhook_cursors.c.seq)).where(webhook_cursors.c.job_num == job_num).scalar_subquery()
+    old = select(events.c.seq).where(
+        events.c.job_num == job_num,
+        events.c.seq <= last - kept_events,
+        events.c.type.in_(ROUTINE),
+        or_(settled.is_(None), events.c.seq <= settled),
+    )
+    oldest = old.order_by(events.c.seq).limit(_EVENTS_AT_ONCE)
+    tx.execute(delete(events).where(events.c.job_num == job_num, events.c.seq.in_(oldest)))
+
+
+_STEPS = 33
+"""The newest steps of a job whose median counts; a job with fewer is left out. As many as measure a shard level."""
+
+
+class JobSteps(NamedTuple):
+    """The newest steps of one job, all with the same number of workers."""
+
+    spec: JobSpec
+    workers: int
+    step_s: float
+    """Median."""
+
+
+def newest_steps(tx: Transaction, *, max_jobs: int = 8) -> list[JobSteps]:
+    """Reads the jobs that changed last. Jobs of the user's own programs, whose sizes are unknown, are left out."""
+    rows = tx.execute(select(jobs.c.num, jobs.c.spec_version).order_by(jobs.c.updated_at.desc()).limit(max_jobs))
+    measured = []
+    for num, version in rows.all():
+        points = tx.execute(
+            select(series.c.step_s, series.c.world_size, series.c.generation)
+            .where(series.c.job_num == num, series.c.val_loss.is_(None))
+            .order_by(series.c.step.desc())
+            .limit(_STEPS)
+        ).all()
+        if len(points) < _STEPS or len({(point.world_size, point.generation) for point in points}) > 1:
+            continue
+        spec = load_spec(tx, num, version)
+        if spec.program is None:
+            measured.append(JobSteps(spec, points[0].world_size, median(point.step_s for point in points)))
+    return measured

@@ -25,22 +25,19 @@ from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeue
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import WorkerFlow
 from shoal_service.store import checkpoint_rows, supervisor_links
-from shoal_service.store.database import Transaction
-from shoal_service.store.edit import JobEdit
+from shoal_service.store.database import Transaction, jobs
+from shoal_service.store.edit import edit_job
 from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.records import (
     QUARANTINED,
-    JobRecord,
     JobRow,
     Readable,
-    load,
     pins_of,
     profile_of,
     read_spec,
     status_of,
     why_quarantined,
 )
-from shoal_service.store.tables import jobs
 from shoal_workers.contract import EndReason, IncidentCause, JobSpec, JobState
 from shoal_workers.recently_used import RecentlyUsed
 
@@ -70,35 +67,27 @@ _COLUMNS: tuple[Column[Any], ...] = (
 )
 """The columns of which a DriveRow is made: a third of the table's columns, and none of its longest."""
 _KnownRows: TypeAlias = dict[int, tuple[tuple[Any, ...], DriveRow]]
+"""The columns of each job, and what was made of them, by the job's number."""
 
 
-class RowCache:
-    """Keeps the DriveRow of each job as long as these columns do not change: those of most jobs of a long queue do
-    not."""
+class KnownJobs:
+    """Keeps what one reader of the queue has read before, so that it parses only what has changed. Thread-safe.
+
+    The columns of most jobs of a long queue do not change, and a version of a spec never does.
+    """
 
     def __init__(self) -> None:
-        self._rows: _KnownRows = {}
+        self.rows: _KnownRows = {}
         self._lock = Lock()
-
-    @property
-    def rows(self) -> Mapping[int, tuple[tuple[Any, ...], DriveRow]]:
-        """The columns of each job, and what was made of them, by the job's number."""
-        return self._rows
-
-    def keep(self, kept: _KnownRows, *, is_whole: bool) -> None:
-        """Keeps rows. `is_whole`: all others are forgotten."""
-        with self._lock:
-            self._rows = kept if is_whole else {**self._rows, **kept}
-
-
-class SpecCache:
-    """Parsed specs by (id of the job, version). They never change, and the control loop reads them many times per
-    second. SQLite gives the number of a deleted job to the next one, so numbers are no keys here."""
-
-    def __init__(self) -> None:
         self._specs: RecentlyUsed[tuple[str, int], Readable[JobSpec]] = RecentlyUsed(_CACHED_SPECS)
+        """By id of the job and version: SQLite gives the number of a deleted job to the next one."""
 
-    def get(self, tx: Transaction, job_id: str, num: int, version: int) -> Readable[JobSpec]:
+    def keep(self, rows: _KnownRows, *, is_whole: bool) -> None:
+        """Keep rows. `is_whole`: all others are forgotten."""
+        with self._lock:
+            self.rows = rows if is_whole else {**self.rows, **rows}
+
+    def read_spec(self, tx: Transaction, job_id: str, num: int, version: int) -> Readable[JobSpec]:
         key = (job_id, version)
         if (known := self._specs.get(key)) is not None:
             return known
@@ -106,14 +95,6 @@ class SpecCache:
         if not spec.problem:  # else the row may be repaired
             self._specs.put(key, spec)
         return spec
-
-
-class KnownJobs:
-    """Keeps what one reader of the queue has read before, so that it parses only what has changed. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.specs = SpecCache()
-        self.rows = RowCache()
 
 
 def to_drive(
@@ -128,21 +109,18 @@ def to_drive(
     Jobs whose spec cannot be read are left out; why is added to `unreadable`, by id. `known`: what the caller has read
     before.
     """
-    caches = known or KnownJobs()
+    known = known or KnownJobs()
     kept: _KnownRows = {}
-    rows, specs = caches.rows, caches.specs
-    before_rows = rows.rows
+    before_rows = known.rows
     needed = checkpoint_rows.held(tx)
     for row in chain(tx.execute(_HELD), tx.execute(_QUEUED, {"max_queued": max_queued})):
         num: int = row[0]
         values = tuple(row)  # compared faster than a Row
         if (before := before_rows.get(num)) is not None and before[0] == values:
             kept[num] = before  # and not the equal new values, which would only be garbage of the next read
-        elif (drive := _drive_row(tx, specs, row, unreadable)) is not None:
+        elif (drive := _drive_row(tx, known, row, unreadable)) is not None:
             kept[num] = values, drive
-    rows.keep(kept, is_whole=max_queued > 0)
-    if not needed:
-        return [drive for _, drive in kept.values()]
+    known.keep(kept, is_whole=max_queued > 0)
     return [
         replace(drive, pins=tuple(sorted({*drive.pins, *needed[drive.id]}))) if drive.id in needed else drive
         for _, drive in kept.values()
@@ -158,8 +136,8 @@ _QUEUED = (
 )
 
 
-def _drive_row(tx: Transaction, specs: SpecCache, row: Row[Any], unreadable: dict[str, str] | None) -> DriveRow | None:
-    spec = specs.get(tx, row.id, row.num, row.spec_version)
+def _drive_row(tx: Transaction, known: KnownJobs, row: Row[Any], unreadable: dict[str, str] | None) -> DriveRow | None:
+    spec = known.read_spec(tx, row.id, row.num, row.spec_version)
     if spec.problem:
         if unreadable is not None:
             unreadable[row.id] = why_quarantined(spec)
@@ -189,13 +167,10 @@ def quarantine(tx: Transaction, unreadable: Mapping[str, str], *, now: float) ->
     can be read.
     """
     for job_id, reason in unreadable.items():
-        job = load(tx, job_id, lock=True)
-        if (job.status.reason, job.status.message) != (QUARANTINED, reason):
-            edit = JobEdit(tx, job, now)
-            edit.describe(reason=QUARANTINED, message=reason)
-            edit.event(JobQuarantined(message=reason))
-            edit.save()
-            tx.publish(job_id)
+        with edit_job(tx, job_id, now) as edit:
+            if (edit.status.reason, edit.status.message) != (QUARANTINED, reason):
+                edit.describe(reason=QUARANTINED, message=reason)
+                edit.event(JobQuarantined(message=reason))
 
 
 def begin_attempt(
@@ -214,22 +189,20 @@ def begin_attempt(
     Raises JobNotFound; RequestConflict: the job has left the queue.
     """
     assert workers >= 1
-    job = load(tx, job_id, lock=True)
-    standing = step(job.standing, AttemptBegun())
-    if standing is None:
-        raise _conflict(job, "be started")
-    attempt = job.attempt + 1
-    edit = JobEdit(tx, job, now)
-    edit.describe(observed_generation=job.spec_version, generation=0)
-    message = reason or f"Starts with {count_text(workers, 'worker')}."
-    others = dict(flows) or None
-    edit.move(standing, "", message, attempt=attempt, workers=workers, cluster=cluster or None, others=others)
-    edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers, cluster=cluster)
-    if job.started_at is None:
-        edit.set(started_at=now)
-    edit.save()
+    with edit_job(tx, job_id, now) as edit:
+        job = edit.job
+        standing = step(job.standing, AttemptBegun())
+        if standing is None:
+            raise (JobEnded if job.state.ended else RequestConflict)(job.id, job.state, "be started")
+        attempt = job.attempt + 1
+        edit.describe(observed_generation=job.spec_version, generation=0)
+        message = reason or f"Starting with {count_text(workers, 'worker')}."
+        others = dict(flows) or None
+        edit.move(standing, "", message, attempt=attempt, workers=workers, cluster=cluster or None, others=others)
+        edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers, cluster=cluster)
+        if job.started_at is None:
+            edit.set(started_at=now)
     tx.count(MoveKind.START)
-    tx.publish(job_id)
     return attempt
 
 
@@ -238,15 +211,12 @@ def set_grant(
 ) -> None:
     """Grants a job with an attempt a number of workers, with an event if the number changes. `flows`: the jobs that
     give the workers, or get them."""
-    job = load(tx, job_id, lock=True)
-    if job.state not in ATTEMPT_STATES or job.granted_workers == workers:
-        return
-    edit = JobEdit(tx, job, now)
-    edit.set(granted_workers=workers)
-    edit.event(JobGranted(from_=job.granted_workers, to=workers, reason=reason, **_others(flows)))
-    edit.save()
-    tx.count(MoveKind.GROW if workers > job.granted_workers else MoveKind.SHRINK)
-    tx.publish(job_id)
+    with edit_job(tx, job_id, now) as edit:
+        before = edit.job.granted_workers
+        if edit.job.state in ATTEMPT_STATES and workers != before:
+            edit.set(granted_workers=workers)
+            edit.event(JobGranted(from_=before, to=workers, reason=reason, **_others(flows)))
+            tx.count(MoveKind.GROW if workers > before else MoveKind.SHRINK)
 
 
 def preempt(
@@ -263,67 +233,49 @@ def preempt(
 
     Its driver directs the attempt to save and to end. The job returns to the queue with the report of that end
     (`reporting`, which asks `endings.decide_retry`: PREEMPTED is free of charge), or if it is lost, in `requeue`."""
-    job = load(tx, job_id, lock=True)
-    if job.state not in ATTEMPT_STATES or not job.granted_workers:
-        return
-    edit = JobEdit(tx, job, now)
-    edit.set(granted_workers=0)
-    preempted = JobPreempted(workers=job.granted_workers, beneficiary=beneficiary, reason=reason, **_others(flows))
-    edit.event(preempted)
-    edit.save()
-    tx.count(MoveKind.PREEMPT)
-    tx.publish(job_id)
+    with edit_job(tx, job_id, now) as edit:
+        workers = edit.job.granted_workers
+        if edit.job.state in ATTEMPT_STATES and workers:
+            edit.set(granted_workers=0)
+            edit.event(JobPreempted(workers=workers, beneficiary=beneficiary, reason=reason, **_others(flows)))
+            tx.count(MoveKind.PREEMPT)
 
 
 def requeue(tx: Transaction, job_id: str, *, reason: EndReason, message: str, now: float) -> None:
     """Returns a job to the queue, because its attempt, if there is one, is lost. The job is paused or cancelled if a
     user has requested that."""
-    job = load(tx, job_id, lock=True)
-    standing = step(job.standing, Requeued())
-    if standing is None:
-        return
-    edit = JobEdit(tx, job, now)
-    edit.book(goodput.recovering(IncidentCause.CLUSTER_LOST))
-    edit.lose(reason, message)
-    supervisor_links.end_open(edit, f"the attempt ended: {message}")
-    edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
-    edit.save()
-    tx.publish(job_id, is_request=True)
+    with edit_job(tx, job_id, now, is_request=True) as edit:
+        job = edit.job
+        standing = step(job.standing, Requeued())
+        if standing is not None:
+            edit.book(goodput.recovering(IncidentCause.CLUSTER_LOST))
+            edit.lose(reason, message)
+            supervisor_links.end_open(edit, f"the attempt ended: {message}")
+            edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
 
 
 def note_stay(tx: Transaction, job_id: str, *, cluster: str, reason: str, now: float) -> None:
     """Notes why the attempt stays in its cluster for now, or why a queued job does not start in the cluster that it
     names. The job's status says so until the supervisor reports."""
-    job = load(tx, job_id, lock=True)
-    if job.state.ended or job.status.note == reason:
-        return
-    edit = JobEdit(tx, job, now)
-    edit.describe(note=reason)
-    if job.state in ATTEMPT_STATES and reason:
-        edit.event(JobStaysInCluster(cluster=cluster, reason=reason))
-    edit.save()
-    tx.publish(job_id)
+    with edit_job(tx, job_id, now) as edit:
+        if edit.job.state.ended or edit.status.note == reason:
+            return
+        edit.describe(note=reason)
+        if edit.job.state in ATTEMPT_STATES and reason:
+            edit.event(JobStaysInCluster(cluster=cluster, reason=reason))
 
 
 def record_event(tx: Transaction, job_id: str, event: JobEvent, *, now: float) -> None:
-    edit = JobEdit(tx, load(tx, job_id, lock=True), now)
-    edit.event(event)
-    edit.save()
-    tx.publish(job_id)
+    with edit_job(tx, job_id, now) as edit:
+        edit.event(event)
 
 
 def note_driver_failure(tx: Transaction, job_id: str, event: DriverFailed, *, now: float) -> None:
     """Records an unexpected error of the driver. The job's status says so until its supervisor reports."""
-    edit = JobEdit(tx, load(tx, job_id, lock=True), now)
-    edit.event(event)
-    edit.describe(message=event.words())
-    edit.save()
-    tx.publish(job_id)
+    with edit_job(tx, job_id, now) as edit:
+        edit.event(event)
+        edit.describe(message=event.words())
 
 
 def _others(flows: Sequence[WorkerFlow]) -> dict[str, Any]:
     return {"others": dict(flows)} if flows else {}
-
-
-def _conflict(job: JobRecord, action: str) -> RequestConflict:
-    return (JobEnded if job.state.ended else RequestConflict)(job.id, job.state, action)

@@ -1,5 +1,5 @@
 """JobEdit: the change of one job in one transaction. Its row, events and log are written together, or not at all.
-`save_all` writes those of many jobs with few statements, since reports of many jobs arrive together.
+`edit_job` makes one. `save_all` writes those of many jobs with few statements, since their reports arrive together.
 
 The log holds what the workers print, and one line per event, with stream `shoal` and without a worker: the log of a job
 that prints nothing tells what happens to it. The lines of one transaction are numbered in the order of their times.
@@ -15,7 +15,9 @@ gaps within a job and become visible in their order. Whoever edits a job publish
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -26,17 +28,16 @@ from sqlalchemy import Update, bindparam, delete, insert, update
 from shoal_service.core import goodput
 from shoal_service.core.downsampling import sample_is_due
 from shoal_service.core.endings import LostAttempt, after_end
-from shoal_service.core.events import JobEvent, JobStateChanged
-from shoal_service.core.events.catalogue import describe
+from shoal_service.core.events import JobEvent, JobStateChanged, Severity
+from shoal_service.core.events.catalogue import describe, is_logged
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
 from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import curves
-from shoal_service.store.database import Transaction
+from shoal_service.store.curves import thin_events
+from shoal_service.store.database import Transaction, events, jobs, logs, queue_places
 from shoal_service.store.errors import RequestConflict
-from shoal_service.store.records import JobRecord, document_of, load_spec, status_document
-from shoal_service.store.tables import events, jobs, logs, queue_places
-from shoal_service.store.thinning import thin_events
+from shoal_service.store.records import JobRecord, document_of, load, load_spec, status_document
 from shoal_service.views import JobStatus
 from shoal_workers.contract import EndReason, JobState, LogStream
 from shoal_workers.contract.plain_text import plain_text
@@ -45,6 +46,7 @@ MAX_LOG_LINES = 20_000
 """Number of log lines that are kept of a job, the newest ones."""
 MAX_LOG_LINE_CHARS = 16_384
 _JOB_NUM = "num_of_job"
+_LEVELS = {Severity.WARNING: logging.WARNING, Severity.ERROR: logging.ERROR}
 RELEASED: dict[str, str | None] = {"held": None}
 """The columns of a job's row if it needs no checkpoint of another job any more."""
 _ACCOUNTS = {JobState.QUEUED: Category.QUEUED, JobState.STARTING: Category.STARTING}
@@ -157,9 +159,11 @@ class JobEdit:
         where: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
         self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 
-    def save(self) -> bool:
-        """Writes the changes. False: there were none."""
-        return save_all(self.tx, [self])[0]
+    def save(self, *, is_request: bool = False) -> None:
+        """Write the changes, and notify the subscribers of the job if there are any; see `Transaction.publish`."""
+        [has_changed] = save_all(self.tx, [self])
+        if has_changed:
+            self.tx.publish(self.job.id, is_request=is_request)
 
     def written(self) -> _Written | None:
         """Writes new events and lines, and returns what is left to write; None if nothing has changed. Called by
@@ -169,14 +173,17 @@ class JobEdit:
             columns["state"] = self.standing.state.value
         if self.standing.desired is not self.job.desired:
             columns["desired"] = self.standing.desired.value
-        document = status_document(self.status)
+        document = self.job.status_document if self.status is self.job.status else status_document(self.status)
         if document != self.job.status_document:
             columns["status"] = document
         if self._events:
             columns["event_seq"] = self.job.event_seq + len(self._events)
             self.tx.execute(insert(events), self._events)
             thin_events(self.tx, self.job.num, before=self.job.event_seq, last=columns["event_seq"])
-            self._lines.extend(_line_of(event) for event in self._events)
+            for event in self._events:
+                message = log_event(self.tx, self.job.id, self.job.name, event["type"], json.loads(event["data"]))
+                line = PendingLog(at=event["at"], rank=None, worker_id="", stream=LogStream.SHOAL, text=message)
+                self._lines.append(line)
         if self._lines:
             attempt = columns.get("attempt", self.job.attempt)
             columns["log_seq"] = _append_lines(self.tx, self.job, attempt, self._lines)
@@ -197,6 +204,14 @@ class JobEdit:
             return None
         before = curves.Booked(job.sampled_productive, job.sampled_total)
         return curves.take_sample(job.num, state=state, granted=granted, status=status, before=before, now=self.now)
+
+
+@contextmanager
+def edit_job(tx: Transaction, job_id: str, now: float, *, is_request: bool = False) -> Iterator[JobEdit]:
+    """Lock the row of a job, and save its edit at the end of the block; see `JobEdit.save`. Raises JobNotFound."""
+    edit = JobEdit(tx, load(tx, job_id, lock=True), now)
+    yield edit
+    edit.save(is_request=is_request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +256,14 @@ def _append_lines(tx: Transaction, job: JobRecord, attempt: int, lines: Sequence
     return last
 
 
-def _line_of(event: Mapping[str, Any]) -> PendingLog:
-    """The line of an event, from its row in the table of events."""
-    message = describe(event["type"], json.loads(event["data"])).message
-    return PendingLog(at=event["at"], rank=None, worker_id="", stream=LogStream.SHOAL, text=message)
+def log_event(tx: Transaction, job_id: str, name: str, type_: str, data: Mapping[str, Any]) -> str:
+    """Logs an event of a job after the commit if the log of the server has such events. Returns its message."""
+    description = describe(type_, data)
+    if is_logged(type_, data):
+        tx.log(
+            _LEVELS.get(description.severity, logging.INFO), type_, job=job_id, job_name=name, text=description.message
+        )
+    return description.message
 
 
 def _log_row(job_num: int, attempt: int, seq: int, line: PendingLog) -> dict[str, Any]:

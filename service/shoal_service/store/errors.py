@@ -21,6 +21,7 @@
     |   |   |-- JobEnded          ... because the job has ended
     |   |   |-- JobNotEnded       ... because the job has not ended
     |   |   `-- LifecycleConflict     the job cannot go on in this way; the message names the way out
+    |   |-- IslandsNotEnded       the job of island 0 has the ledger of islands that have not ended
     |   |-- SweepConflict         the name is that of a sweep with other jobs
     |   |-- TooManyViews          the project has as many saved views as it may have
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
@@ -47,45 +48,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_service.problems import ProblemKind, ServiceError, Unauthenticated
+from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_workers.contract import JobState
+from shoal_workers.contract.base import FieldError
 
 
 class StoreError(ServiceError):
     """An error of the store that reaches a client."""
 
 
-class StoreUnavailable(StoreError):
-    kind = ProblemKind(
-        "store-unavailable",
-        503,
-        "The store cannot be reached",
-        "The database does not answer, or is locked. Try again.",
-    )
+class StoreUnavailable(StoreError, code="store-unavailable", status=503, title="The store cannot be reached"):
+    """The database does not answer, or is locked. Try again."""
 
 
-class NotFound(StoreError):
-    kind = ProblemKind("not-found", 404, "No such resource", "No route has this path, or there is no such resource.")
+class NotFound(StoreError, code="not-found", status=404, title="No such resource"):
+    """No route has this path, or there is no such resource."""
 
 
 @dataclass(eq=False)
-class JobNotFound(NotFound):
-    kind = ProblemKind("job-not-found", 404, "No such job", "No job has this id.")
+class JobNotFound(
+    NotFound,
+    code="job-not-found",
+    status=404,
+    title="No such job",
+    text="There is no job {job_id!r}. `shoal jobs` lists the jobs.",
+):
+    """No job has this id."""
+
     job_id: str
 
-    def __str__(self) -> str:
-        return f"There is no job {self.job_id!r}. `shoal jobs` lists the jobs."
-
 
 @dataclass(eq=False)
-class ProjectNotFound(NotFound):
-    kind = ProblemKind(
-        "project-not-found", 404, "No such project", "The project is not defined. GET /v1/projects lists the projects."
-    )
-    name: str
+class ProjectNotFound(
+    NotFound,
+    code="project-not-found",
+    status=404,
+    title="No such project",
+    text="There is no project {name!r}. `shoal quota list` lists the projects.",
+):
+    """The project is not defined. GET /v1/projects lists the projects."""
 
-    def __str__(self) -> str:
-        return f"There is no project {self.name!r}. `shoal quota list` lists the projects."
+    name: str
 
 
 @dataclass(eq=False)
@@ -115,112 +118,110 @@ class ModelNotFound(NotFound):
 
 
 @dataclass(eq=False)
-class SweepNotFound(NotFound):
-    kind = ProblemKind("sweep-not-found", 404, "No such sweep", "GET /v1/sweeps lists the sweeps.")
+class SweepNotFound(
+    NotFound,
+    code="sweep-not-found",
+    status=404,
+    title="No such sweep",
+    text="Project {project} has no sweep {name!r}. `shoal jobs --label sweep` lists the jobs of all.",
+):
+    """GET /v1/sweeps lists the sweeps."""
+
     project: str
     name: str
 
-    def __str__(self) -> str:
-        return f"Project {self.project} has no sweep {self.name!r}. `shoal jobs --label sweep` lists the jobs of all."
-
 
 @dataclass(eq=False)
-class UserNotFound(NotFound):
-    kind = ProblemKind(
-        "user-not-found", 404, "No such user", "The user has neither limits nor jobs. GET /v1/users lists the users."
-    )
+class UserNotFound(
+    NotFound,
+    code="user-not-found",
+    status=404,
+    title="No such user",
+    text="There is no user {name!r} with limits or jobs. `shoal quota list-users` lists the users.",
+):
+    """The user has neither limits nor jobs. GET /v1/users lists the users."""
+
     name: str
 
-    def __str__(self) -> str:
-        return f"There is no user {self.name!r} with limits or jobs. `shoal quota list-users` lists the users."
-
 
 @dataclass(eq=False)
-class TokenNotFound(NotFound):
-    kind = ProblemKind("token-not-found", 404, "No such token", "GET /v1/tokens lists the tokens.")
+class TokenNotFound(
+    NotFound,
+    code="token-not-found",
+    status=404,
+    title="No such token",
+    text="There is no token with the id {token_id!r}. `shoal token list` lists the tokens.",
+):
+    """GET /v1/tokens lists the tokens."""
+
     token_id: str
 
-    def __str__(self) -> str:
-        return f"There is no token with the id {self.token_id!r}. `shoal token list` lists the tokens."
-
 
 @dataclass(eq=False)
-class CheckpointNotFound(NotFound):
-    kind = ProblemKind(
-        "checkpoint-not-found",
-        404,
-        "No such checkpoint",
-        "GET /v1/jobs/{id}/checkpoints lists the checkpoints of a job.",
-    )
+class CheckpointNotFound(
+    NotFound,
+    code="checkpoint-not-found",
+    status=404,
+    title="No such checkpoint",
+    text="Job {job_id} has no checkpoint {name!r}. `shoal checkpoints {job_id}` lists them.",
+):
+    """GET /v1/jobs/{id}/checkpoints lists the checkpoints of a job."""
+
     job_id: str
     name: str
 
-    def __str__(self) -> str:
-        return f"Job {self.job_id} has no checkpoint {self.name!r}. `shoal checkpoints {self.job_id}` lists them."
-
 
 @dataclass(eq=False)
-class ProfileNotFound(NotFound):
-    kind = ProblemKind(
-        "profile-not-found",
-        404,
-        "No such profile, or no such file of it",
-        "GET /v1/jobs/{id}/profiles lists the profiles of a job with their files.",
-    )
+class ProfileNotFound(
+    NotFound,
+    code="profile-not-found",
+    status=404,
+    title="No such profile, or no such file of it",
+    text="Job {job_id} has no profile {number}; the newest ones are kept. `shoal profiles {job_id}` lists them.",
+):
+    """GET /v1/jobs/{id}/profiles lists the profiles of a job with their files."""
+
     job_id: str
     number: int
 
-    def __str__(self) -> str:
-        return (
-            f"Job {self.job_id} has no profile {self.number}; the newest ones are kept. `shoal profiles {self.job_id}` "
-            f"lists them."
-        )
-
 
 @dataclass(eq=False)
-class ClusterNotFound(NotFound):
-    kind = ProblemKind(
-        "cluster-not-found",
-        404,
-        "No such cluster",
-        "No cluster has joined under this name. GET /v1/clusters lists the clusters.",
-    )
+class ClusterNotFound(
+    NotFound,
+    code="cluster-not-found",
+    status=404,
+    title="No such cluster",
+    text="No cluster has joined as {cluster!r}. `shoal clusters` lists the clusters; `shoal join` adds one.",
+):
+    """No cluster has joined under this name. GET /v1/clusters lists the clusters."""
+
     cluster: str
 
-    def __str__(self) -> str:
-        return f"No cluster has joined as {self.cluster!r}. `shoal clusters` lists the clusters; `shoal join` adds one."
-
 
 @dataclass(eq=False)
-class InvalidCursor(StoreError):
-    kind = ProblemKind("invalid-cursor", 400, "Invalid cursor", "Pass `next_cursor` of a page unchanged, or no cursor.")
+class InvalidCursor(StoreError, code="invalid-cursor", status=400, title="Invalid cursor"):
+    """Pass `next_cursor` of a page unchanged, or no cursor."""
+
     cursor: str
 
     def __str__(self) -> str:
         return f"cursor {self.cursor[:80]!r} is not a cursor of this service. Leave it out to get the first page."
 
 
-class InvalidArchive(StoreError):
-    kind = ProblemKind(
-        "code-mismatch",
-        422,
-        "The archive does not match its name",
-        "The SHA-256 of the body differs from the one in the path, or the body is not a valid zip archive.",
-    )
+class InvalidArchive(StoreError, code="code-mismatch", status=422, title="The archive does not match its name"):
+    """The SHA-256 of the body differs from the one in the path, or the body is not a valid zip archive."""
 
 
-class Conflict(StoreError):
-    kind = ProblemKind("request-conflict", 409, "Not possible now", "The state of the job or node does not allow this.")
+class Conflict(StoreError, code="request-conflict", status=409, title="Not possible now"):
+    """The state of the job or node does not allow this."""
 
 
 @dataclass(eq=False)
-class IdempotencyConflict(Conflict):
-    kind = ProblemKind(
-        "idempotency-conflict",
-        409,
-        "Idempotency key belongs to another spec",
-        "An earlier request with this Idempotency-Key had another spec. Use a new key for a new job.",
-    )
+class IdempotencyConflict(
+    Conflict, code="idempotency-conflict", status=409, title="Idempotency key belongs to another spec"
+):
+    """An earlier request with this Idempotency-Key had another spec. Use a new key for a new job."""
+
     key: str
     job_id: str
 
@@ -232,57 +233,59 @@ class IdempotencyConflict(Conflict):
 
 
 @dataclass(eq=False)
-class RequestConflict(Conflict):
+class RequestConflict(Conflict, text="Job {job_id} is {state}: it cannot {action}."):
     job_id: str
     state: JobState
     action: str
 
-    def __str__(self) -> str:
-        return f"Job {self.job_id} is {self.state.value}: it cannot {self.action}."
+
+class JobEnded(
+    RequestConflict,
+    code="job-ended",
+    status=409,
+    title="The job has ended",
+    text="Job {job_id} has ended ({state}): it cannot {action}. Submit it as a new job.",
+):
+    """A job that has ended can be read but not changed, except its name, labels and annotations."""
 
 
-class JobEnded(RequestConflict):
-    kind = ProblemKind(
-        "job-ended",
-        409,
-        "The job has ended",
-        "A job that has ended can be read but not changed, except its name, labels and annotations.",
-    )
-
-    def __str__(self) -> str:
-        return f"Job {self.job_id} has ended ({self.state.value}): it cannot {self.action}. Submit it as a new job."
+class JobNotEnded(
+    RequestConflict,
+    text="Job {job_id} is {state}: it cannot {action} before it has ended. Cancel it first: `shoal cancel {job_id}`.",
+):
+    """The text names the state and the way out."""
 
 
-class JobNotEnded(RequestConflict):
+@dataclass(eq=False)
+class IslandsNotEnded(Conflict):
+    """The ledger of islands goes with the job of island 0."""
+
+    job_id: str
+    others: tuple[str, ...]
+
     def __str__(self) -> str:
         return (
-            f"Job {self.job_id} is {self.state.value}: it cannot {self.action} before it has ended. Cancel it first: "
-            f"`shoal cancel {self.job_id}`."
+            f"Job {self.job_id} has the rounds of islands that have not ended ({len(self.others)}): it cannot be "
+            f"deleted before them. Wait for their end, or cancel them first: `shoal cancel {' '.join(self.others)}`."
         )
 
 
-class LifecycleConflict(RequestConflict):
-    def __str__(self) -> str:
-        return f"Job {self.job_id} is {self.state.value} and cannot {self.action}."
+class LifecycleConflict(RequestConflict, text="Job {job_id} is {state} and cannot {action}."):
+    """The text names the state and the way out."""
 
 
 @dataclass(eq=False)
-class TooManyViews(Conflict):
+class TooManyViews(
+    Conflict, text="The project {project} has {max_views} views, and its limit is as many. Delete one first."
+):
     project: str
     max_views: int
 
-    def __str__(self) -> str:
-        return f"The project {self.project} has {self.max_views} views, and its limit is as many. Delete one first."
-
 
 @dataclass(eq=False)
-class QueueFull(Conflict):
-    kind = ProblemKind(
-        "queue-full",
-        409,
-        "The project or the user has enough queued jobs",
-        "`max_queued` of the user, of the project, or of one above it, is reached. Nothing was submitted.",
-    )
+class QueueFull(Conflict, code="queue-full", status=409, title="The project or the user has enough queued jobs"):
+    """`max_queued` of the user, of the project, or of one above it, is reached. Nothing was submitted."""
+
     name: str
     """Name of the project, or of the user."""
     queued: int
@@ -314,206 +317,184 @@ class SweepTooLarge(QueueFull):
 
 
 @dataclass(eq=False)
-class SweepConflict(Conflict):
-    kind = ProblemKind(
-        "sweep-conflict",
-        409,
-        "The name is that of another sweep",
-        "The project has a sweep with this name and other jobs. Use another name, or repeat the request as it was.",
-    )
+class SweepConflict(
+    Conflict,
+    code="sweep-conflict",
+    status=409,
+    title="The name is that of another sweep",
+    text=(
+        "Project {project} has a sweep {name!r} with another job number {number} ({job_id}). Use another name "
+        "for the sweep, or repeat the request as it was."
+    ),
+):
+    """The project has a sweep with this name and other jobs. Use another name, or repeat the request as it was."""
+
     project: str
     name: str
     number: int
     job_id: str
 
-    def __str__(self) -> str:
-        return (
-            f"Project {self.project} has a sweep {self.name!r} with another job number {self.number} ({self.job_id}). "
-            "Use another name for the sweep, or repeat the request as it was."
-        )
-
 
 @dataclass(eq=False)
-class ProjectConflict(Conflict):
-    kind = ProblemKind(
-        "project-conflict",
-        409,
-        "The project cannot be changed so",
-        "Its parent is not defined, it would be above itself, or it is the parent of another project.",
-    )
+class ProjectConflict(
+    Conflict,
+    code="project-conflict",
+    status=409,
+    title="The project cannot be changed so",
+    text="Project {name} cannot be changed: {reason}.",
+):
+    """Its parent is not defined, it would be above itself, or it is the parent of another project."""
+
     name: str
     reason: str
 
-    def __str__(self) -> str:
-        return f"Project {self.name} cannot be changed: {self.reason}."
-
 
 @dataclass(eq=False)
-class CheckpointConflict(Conflict):
-    kind = ProblemKind(
-        "checkpoint-conflict",
-        409,
-        "Not possible for this checkpoint",
-        "Only a committed checkpoint can be pinned, and only one that is in the storage deleted or verified.",
-    )
+class CheckpointConflict(
+    Conflict,
+    code="checkpoint-conflict",
+    status=409,
+    title="Not possible for this checkpoint",
+    text="Checkpoint {name} of job {job_id} is {state}: {rule}.",
+):
+    """Only a committed checkpoint can be pinned, and only one that is in the storage deleted or verified."""
+
     job_id: str
     name: str
     state: str
     rule: str
     """Which checkpoints the request is possible for."""
 
-    def __str__(self) -> str:
-        return f"Checkpoint {self.name} of job {self.job_id} is {self.state}: {self.rule}."
-
 
 @dataclass(eq=False)
-class CheckpointKept(Conflict):
-    kind = ProblemKind(
-        "checkpoint-kept",
-        409,
-        "The checkpoint is needed",
-        "It is pinned, or it is the newest one of a job that has not ended. The detail names the way out.",
-    )
+class CheckpointKept(
+    Conflict,
+    code="checkpoint-kept",
+    status=409,
+    title="The checkpoint is needed",
+    text="Checkpoint {name} of job {job_id} cannot be deleted: {reason}.",
+):
+    """It is pinned, or it is the newest one of a job that has not ended. The detail names the way out."""
+
     job_id: str
     name: str
     reason: str
     """It names the way out."""
 
-    def __str__(self) -> str:
-        return f"Checkpoint {self.name} of job {self.job_id} cannot be deleted: {self.reason}."
-
 
 @dataclass(eq=False)
-class ProfileOpen(Conflict):
-    kind = ProblemKind(
-        "profile-open",
-        409,
-        "Another profile is being taken",
-        "A job has one open request at a time. Ask again once it has ended.",
-    )
+class ProfileOpen(
+    Conflict,
+    code="profile-open",
+    status=409,
+    title="Another profile is being taken",
+    text=(
+        "Profile {number} of job {job_id} (rank {rank}) is being taken, and a job has one at a time. Ask again "
+        "once it has ended; `shoal profiles {job_id}` shows it."
+    ),
+):
+    """A job has one open request at a time. Ask again once it has ended."""
+
     job_id: str
     number: int
     rank: int
 
-    def __str__(self) -> str:
-        return (
-            f"Profile {self.number} of job {self.job_id} (rank {self.rank}) is being taken, and a job has one at a "
-            f"time. Ask again once it has ended; `shoal profiles {self.job_id}` shows it."
-        )
-
 
 @dataclass(eq=False)
-class ClusterConflict(Conflict):
-    kind = ProblemKind(
-        "cluster-conflict",
-        409,
-        "The cluster cannot be removed now",
-        "Jobs have attempts there, or its gateway is one of this service. The detail names the way out.",
-    )
+class ClusterConflict(
+    Conflict,
+    code="cluster-conflict",
+    status=409,
+    title="The cluster cannot be removed now",
+    text="Cluster {cluster} cannot be removed: {reason}.",
+):
+    """Jobs have attempts there, or its gateway is one of this service. The detail names the way out."""
+
     cluster: str
     reason: str
     """It names the way out."""
 
-    def __str__(self) -> str:
-        return f"Cluster {self.cluster} cannot be removed: {self.reason}."
-
 
 @dataclass(eq=False)
-class MoveRefused(Conflict):
-    kind = ProblemKind(
-        "move-refused",
-        409,
-        "The job cannot run in that cluster",
-        "It is away, cordoned or too small, or it cannot read the job's checkpoints. The detail names the way out.",
-    )
+class MoveRefused(
+    Conflict,
+    code="move-refused",
+    status=409,
+    title="The job cannot run in that cluster",
+    text="Job {job_id} cannot be moved to cluster {target}: {reason}.",
+):
+    """It is away, cordoned or too small, or it cannot read the job's checkpoints. The detail names the way out."""
+
     job_id: str
     target: str
     reason: str
     """It names the way out."""
 
-    def __str__(self) -> str:
-        return f"Job {self.job_id} cannot be moved to cluster {self.target}: {self.reason}."
-
 
 @dataclass(eq=False)
-class _ClusterRefused(Conflict):
+class _ClusterRefused(Conflict, text="{reason}"):
     cluster: str
     reason: str
 
-    def __str__(self) -> str:
-        return self.reason
+
+class GatewayRefused(
+    _ClusterRefused, code="gateway-refused", status=409, title="Another gateway speaks for the cluster"
+):
+    """One gateway at a time reports a cluster and carries out its orders. This one may stand by and ask again."""
 
 
-class GatewayRefused(_ClusterRefused):
-    kind = ProblemKind(
-        "gateway-refused",
-        409,
-        "Another gateway speaks for the cluster",
-        "One gateway at a time reports a cluster and carries out its orders. This one may stand by and ask again.",
-    )
-
-
-class ClusterNameTaken(_ClusterRefused):
-    kind = ProblemKind(
-        "cluster-name-taken",
-        403,
-        "Another Ray cluster has this name",
-        "A name is that of one Ray cluster. The detail names the way out.",
-    )
+class ClusterNameTaken(
+    _ClusterRefused, code="cluster-name-taken", status=403, title="Another Ray cluster has this name"
+):
+    """A name is that of one Ray cluster. The detail names the way out."""
 
 
 @dataclass(eq=False)
-class PreconditionFailed(StoreError):
-    kind = ProblemKind(
-        "precondition-failed",
-        412,
-        "The job has changed",
-        "If-Match does not name the current ETag. Read the job again, then repeat the change.",
-    )
+class PreconditionFailed(
+    StoreError,
+    code="precondition-failed",
+    status=412,
+    title="The job has changed",
+    text=(
+        "Job {job_id} has changed: If-Match is {given:.80}, the job's etag is {current}. Read the job again and repeat "
+        "the change."
+    ),
+):
+    """If-Match does not name the current ETag. Read the job again, then repeat the change."""
+
     job_id: str
     current: str
     given: str
 
-    def __str__(self) -> str:
-        return (
-            f"Job {self.job_id} has changed: If-Match is {self.given[:80]}, the job's etag is {self.current}. "
-            "Read the job again and repeat the change."
-        )
-
 
 @dataclass(eq=False)
-class AttemptTokenRefused(StoreError):
+class AttemptTokenRefused(
+    StoreError, text="Attempt {attempt} of job {job_id} has ended, or this token is not its token."
+):
     kind = Unauthenticated.kind
     job_id: str
     attempt: int
 
-    def __str__(self) -> str:
-        return f"Attempt {self.attempt} of job {self.job_id} has ended, or this token is not its token."
-
 
 @dataclass(eq=False)
-class SupervisorReplaced(StoreError):
-    kind = ProblemKind(
-        "supervisor-replaced",
-        409,
-        "The attempt has a later supervisor",
-        "Only the newest supervisor of an attempt may report. This one has to end.",
-    )
+class SupervisorReplaced(
+    StoreError,
+    code="supervisor-replaced",
+    status=409,
+    title="The attempt has a later supervisor",
+    text="Supervisor {life} of the attempt was replaced by supervisor {current_life}, and has to end.",
+):
+    """Only the newest supervisor of an attempt may report. This one has to end."""
+
     life: int
     current_life: int
 
-    def __str__(self) -> str:
-        return f"Supervisor {self.life} of the attempt was replaced by supervisor {self.current_life}, and has to end."
-
 
 @dataclass(eq=False)
-class LeaseLost(Exception):
+class LeaseLost(FieldError, text="The lease of epoch {epoch} is lost: {owner!r} holds it with epoch {current_epoch}."):
     epoch: int
     current_epoch: int
     owner: str
-
-    def __str__(self) -> str:
-        return f"The lease of epoch {self.epoch} is lost: {self.owner!r} holds it with epoch {self.current_epoch}."
 
 
 class BackupError(ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Column, Row, Select, func, select
@@ -17,21 +17,19 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.parity import DEFAULT_TOLERANCE, compare, differences
 from shoal_service.store import curves
-from shoal_service.store.checkpoint_rows import with_pins
+from shoal_service.store.checkpoint_rows import read_checkpoints
 from shoal_service.store.curves import point_of
-from shoal_service.store.database import Transaction
+from shoal_service.store.database import Transaction, events, incidents, job_specs, jobs, logs, series
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.records import (
     load,
     load_spec,
     load_view,
     num_of,
-    read_document,
+    read_spec_text,
     workers_of,
 )
-from shoal_service.store.tables import checkpoints, events, incidents, job_specs, jobs, logs, series
 from shoal_service.views import (
-    CheckpointView,
     EventView,
     IncidentView,
     JobOverview,
@@ -41,7 +39,7 @@ from shoal_service.views import (
     SpecVersion,
     WorkerView,
 )
-from shoal_workers.contract import JobSpec, JobState
+from shoal_workers.contract import JobState
 
 MAX_CHECKPOINTS = 50
 MAX_EVENTS = 100
@@ -58,12 +56,6 @@ def read_events(
         events.c.job_num == num_of(tx, job_id), events.c.seq > after
     )
     return [_make_event(row) for row in _read_by_number(tx, query, events.c.seq, limit=limit, tail=tail)]
-
-
-def read_event_numbers(tx: Transaction, job_ids: Collection[str]) -> dict[str, int]:
-    """Return the number of the last event of each of these jobs, without jobs that do not exist."""
-    query = select(jobs.c.id, jobs.c.event_seq).where(jobs.c.id.in_(sorted(job_ids)))
-    return {row.id: row.event_seq for row in tx.execute(query)} if job_ids else {}
 
 
 def read_logs(
@@ -132,7 +124,7 @@ def read_overview(tx: Transaction, job_id: str) -> JobOverview:
         incidents=tuple(read_incidents(tx, job_id, newest=MAX_INCIDENTS)),
         workers=tuple(read_workers(tx, job_id)),
         events=tuple(read_events(tx, job_id, tail=MAX_EVENTS)),
-        checkpoints=read_newest_checkpoints(tx, job_id),
+        checkpoints=tuple(read_checkpoints(tx, job_id, newest=MAX_CHECKPOINTS)),
     )
 
 
@@ -175,17 +167,6 @@ def read_last_change(tx: Transaction) -> float:
     return float(tx.execute(select(func.max(jobs.c.updated_at))).scalar() or 0.0)
 
 
-def read_newest_checkpoints(tx: Transaction, job_id: str) -> tuple[CheckpointView, ...]:
-    query = (
-        select(checkpoints.c.document)
-        .where(checkpoints.c.job_num == num_of(tx, job_id))
-        .order_by(checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
-        .limit(MAX_CHECKPOINTS)
-    )
-    views = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
-    return tuple(reversed(with_pins(tx, jobs.c.id == job_id, views)))
-
-
 def read_spec_versions(tx: Transaction, job_id: str) -> list[SpecVersion]:
     """Read the versions of a spec, oldest first, without what today's rules refuse. Raises JobNotFound."""
     num = num_of(tx, job_id)
@@ -194,13 +175,8 @@ def read_spec_versions(tx: Transaction, job_id: str) -> list[SpecVersion]:
         .where(job_specs.c.job_num == num)
         .order_by(job_specs.c.version)
     )
-    fallback = JobSpec.model_validate({"stop": {"steps": 1}})
     return [
-        SpecVersion(
-            version=row.version,
-            accepted_at=row.accepted_at,
-            spec=read_document(JobSpec, row.document, fallback).value,
-        )
+        SpecVersion(version=row.version, accepted_at=row.accepted_at, spec=read_spec_text(row.document).value)
         for row in tx.execute(query)
     ]
 

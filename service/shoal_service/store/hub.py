@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from types import TracebackType
 
@@ -79,7 +80,7 @@ class Hub:
             subscription.notify(message)
 
 
-class Subscription:
+class Subscription(AbstractContextManager["Subscription"]):
     """Notifies one listener. Close it, or use it as a context manager; the hub holds a reference until then."""
 
     def __init__(self, hub: Hub, listener: Listener, topic: str | None) -> None:
@@ -96,9 +97,6 @@ class Subscription:
 
     def close(self) -> None:
         self._hub.remove(self)
-
-    def __enter__(self) -> Subscription:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()

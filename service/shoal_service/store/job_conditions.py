@@ -33,9 +33,8 @@ from shoal_service.core.where.language import (
     Order,
     Relation,
 )
-from shoal_service.store.database import Transaction
+from shoal_service.store.database import Transaction, job_labels, job_specs, jobs, queue_places, series
 from shoal_service.store.records import fields_of
-from shoal_service.store.tables import job_labels, job_specs, jobs, queue_places, series
 from shoal_workers.contract import EndReason
 
 _Sql = ColumnElement[Any]
@@ -75,7 +74,7 @@ def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) 
     labels: dict[int, dict[str, str]] = defaultdict(dict)
     for row in tx.execute(select(job_labels).where(job_labels.c.job_num.in_(nums))):
         labels[row.job_num][row.key] = row.value
-    found = {}
+    values_by_num = {}
     over_steps = [_Values(tx).over_steps(field).label(field.name) for field in columns if field.source is Source.SERIES]
     query = select(jobs, _SPEC.label("spec"), _QUEUE.label("queue_position"), *over_steps).where(jobs.c.num.in_(nums))
     for row in tx.execute(query):
@@ -88,8 +87,8 @@ def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) 
             archived=row.archived_at is not None,
         )
         values = {field.name: value_of(field, job) for field in columns}
-        found[row.num] = {name: value for name, value in values.items() if value is not None}
-    return found
+        values_by_num[row.num] = {name: value for name, value in values.items() if value is not None}
+    return values_by_num
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,22 @@ from sqlalchemy import Column, Exists, Row, Table, delete, exists, func, insert,
 from shoal_service.core.events import JobPruned
 from shoal_service.core.retention import EndedJob, Kind, best_names
 from shoal_service.fleet_views import DeletionView
-from shoal_service.store import checkpoint_rows, curves
-from shoal_service.store.curve_points import FACTOR
-from shoal_service.store.database import Transaction, upsert
-from shoal_service.store.errors import JobNotEnded, JobNotFound
+from shoal_service.store import checkpoint_rows, curves, island_rounds
+from shoal_service.store.curves import FACTOR
+from shoal_service.store.database import (
+    Transaction,
+    checkpoints,
+    deletions,
+    events,
+    in_projects,
+    jobs,
+    logs,
+    series,
+    series_rollups,
+    upsert,
+)
+from shoal_service.store.errors import IslandsNotEnded, JobNotEnded, JobNotFound
 from shoal_service.store.records import document_of, load, load_spec, pins_of, read_status
-from shoal_service.store.tables import checkpoints, deletions, events, jobs, logs, series, series_rollups
 from shoal_service.views import CheckpointState
 from shoal_workers.contract import CheckpointName
 
@@ -44,7 +54,7 @@ class DeletionRequest:
 
 def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float) -> DeletionView:
     """Begins the deletion of a job, which has ended and cannot begin again; `remove_rows` and `finish` complete it.
-    Returns the deletion that was begun before, if there is one. Raises JobNotFound, JobNotEnded."""
+    Returns the deletion that was begun before, if there is one. Raises JobNotFound, JobNotEnded, IslandsNotEnded."""
     tx.publish(job_id)
     known = find(tx, job_id)
     if known is not None:
@@ -52,6 +62,8 @@ def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float)
     job = load(tx, job_id, lock=True)
     if not job.state.ended:
         raise JobNotEnded(job_id, job.state, "be deleted")
+    if others := island_rounds.find_training(tx, job_id):
+        raise IslandsNotEnded(job_id, others)
     holders = checkpoint_rows.holders(tx, job_id)
     is_held = checkpoint_rows.FILES in holders
     needed = {*job.pins, *holders, *checkpoint_rows.registered(tx, job_id)}  # by users, other jobs, or the registry
@@ -83,8 +95,8 @@ def find(tx: Transaction, job_id: str) -> DeletionView | None:
     return None if document is None else DeletionView.model_validate_json(document)
 
 
-def project_of(tx: Transaction, job_id: str) -> str:
-    """The project of a job, also of a deleted one while its deletion is listed. Raises JobNotFound."""
+def find_project(tx: Transaction, job_id: str) -> str:
+    """Find the project of a job, also of a deleted one while its deletion is listed. Raises JobNotFound."""
     project = tx.execute(select(jobs.c.project).where(jobs.c.id == job_id)).scalar_one_or_none()
     if project is None:
         gone = select(deletions.c.project).where(deletions.c.job_id == job_id)
@@ -94,20 +106,17 @@ def project_of(tx: Transaction, job_id: str) -> str:
     return str(project)
 
 
-def newest(
+def read_newest(
     tx: Transaction, *, project: str | None = None, limit: int = 100, visible: Collection[str] | None = None
 ) -> list[DeletionView]:
-    """The newest deletions. `visible`: of jobs of these projects alone."""
-    query = select(deletions.c.document).order_by(deletions.c.requested_at.desc()).limit(limit)
-    if project is not None:
-        query = query.where(deletions.c.project == project)
-    if visible is not None:
-        query = query.where(deletions.c.project.in_(sorted(visible)))
-    return [DeletionView.model_validate_json(document) for document in tx.execute(query).scalars()]
+    """Read the newest deletions. `visible`: only of jobs of these projects."""
+    query = select(deletions.c.document).where(in_projects(deletions.c.project, visible, project))
+    newest_first = query.order_by(deletions.c.requested_at.desc()).limit(limit)
+    return [DeletionView.model_validate_json(document) for document in tx.execute(newest_first).scalars()]
 
 
-def unfinished(tx: Transaction, *, limit: int = 100) -> list[DeletionView]:
-    """Deletions that are not completed, the oldest first."""
+def read_unfinished(tx: Transaction, *, limit: int = 100) -> list[DeletionView]:
+    """Read the deletions that are not completed, the oldest first."""
     query = select(deletions.c.document).where(deletions.c.finished_at.is_(None))
     documents = tx.execute(query.order_by(deletions.c.requested_at).limit(limit)).scalars()
     return [DeletionView.model_validate_json(document) for document in documents]
@@ -201,10 +210,10 @@ Place = tuple[float, int]
 BEGINNING: Place = (0.0, 0)
 
 
-def ended_jobs(
+def find_ended_jobs(
     tx: Transaction, *, before: float, after: Place = BEGINNING, limit: int = 200
 ) -> tuple[list[EndedJob], Place | None]:
-    """Jobs that ended before that time, the first ones first; and where the next page begins, None if there is none."""
+    """Return jobs that ended before that time, oldest end first, and where the next page begins; None if nowhere."""
     columns = (
         jobs.c.num,
         jobs.c.id,
@@ -212,8 +221,8 @@ def ended_jobs(
         jobs.c.ended_at,
         jobs.c.pins,
         jobs.c.status,
-        _has(logs).label("logs"),
-        _has_rolled_steps().label("series"),
+        exists(select(1).where(logs.c.job_num == jobs.c.num)).label("logs"),
+        _exist_rolled_steps().label("series"),
         exists(select(1).where(events.c.job_num == jobs.c.num, events.c.type != JobPruned.type)).label("events"),
     )
     query = (
@@ -224,9 +233,9 @@ def ended_jobs(
         .limit(limit)
     )
     rows = tx.execute(query).all()
-    stored = _stored_checkpoints(tx, [row.num for row in rows])
+    stored = _read_checkpoints(tx, [row.num for row in rows])
     needed = checkpoint_rows.held(tx)
-    ended = [_ended(row, stored.get(row.num, []), needed.get(row.id, ())) for row in rows]
+    ended = [_make_ended_job(row, stored.get(row.num, []), needed.get(row.id, ())) for row in rows]
     return ended, ((rows[-1].ended_at, rows[-1].num) if len(rows) == limit else None)
 
 
@@ -246,18 +255,14 @@ def remove_part(tx: Transaction, job_id: str, kind: Kind, *, reason: str, before
     return removed
 
 
-def _has(table: Table) -> Exists:
-    return exists(select(1).where(table.c.job_num == jobs.c.num))
-
-
-def _has_rolled_steps() -> Exists:
+def _exist_rolled_steps() -> Exists:
     """Return whether steps are in a roll-up of the finest level too; see `remove_batch`."""
     finest = (series_rollups.c.job_num == jobs.c.num) & (series_rollups.c.width == FACTOR)
     newest = select(func.max(series_rollups.c.step)).where(finest).correlate(jobs).scalar_subquery()
     return exists(select(1).where(series.c.job_num == jobs.c.num, series.c.step <= newest))
 
 
-def _stored_checkpoints(tx: Transaction, nums: Sequence[int]) -> dict[int, list[tuple[CheckpointName, str]]]:
+def _read_checkpoints(tx: Transaction, nums: Sequence[int]) -> dict[int, list[tuple[CheckpointName, str]]]:
     states = (CheckpointState.COMMITTED.value, CheckpointState.DAMAGED.value)
     query = select(checkpoints).where(checkpoints.c.job_num.in_(nums), checkpoints.c.state.in_(states))
     by_job: dict[int, list[tuple[CheckpointName, str]]] = {}
@@ -267,7 +272,7 @@ def _stored_checkpoints(tx: Transaction, nums: Sequence[int]) -> dict[int, list[
     return by_job
 
 
-def _ended(
+def _make_ended_job(
     row: Row[*tuple[object, ...]], stored: Sequence[tuple[CheckpointName, str]], needed: Sequence[str]
 ) -> EndedJob:
     """`needed`: the checkpoints that other jobs go on from. Those of the best validations stay too."""

@@ -29,24 +29,29 @@ from sqlalchemy import ColumnElement, Row, Select, delete, func, or_, select, un
 
 from shoal_service.core.downsampling import bucket_steps
 from shoal_service.core.goodput import Category, Goodput
-from shoal_service.core.selection import LabelSelector, search_words
 from shoal_service.core.where.fields import FACTS, Field, Source, setting_kinds
-from shoal_service.core.where.language import Selection
+from shoal_service.core.where.language import LabelSelector, Selection, search_words
 from shoal_service.fleet_views import ClusterGoodput, FleetJob, JobField, NodeJob, SavedView, TableView
-from shoal_service.store import curve_points, curves
-from shoal_service.store.database import Transaction, json_number, upsert
+from shoal_service.store import curves
+from shoal_service.store.database import (
+    Transaction,
+    in_projects,
+    job_labels,
+    job_views,
+    jobs,
+    json_number,
+    queue_places,
+    upsert,
+)
 from shoal_service.store.errors import InvalidCursor, TooManyViews, ViewNotFound
 from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, read_values
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
-    WAITS_FOR_CAPACITY,
-    columns_for,
     fields_of,
+    listed_job,
     read_document,
-    summary_of,
     workers_of,
 )
-from shoal_service.store.tables import job_labels, job_views, jobs, queue_places
 from shoal_service.views import JobSummary, Page
 from shoal_workers.contract import JobState
 
@@ -57,19 +62,6 @@ _SEARCHED = (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)
 _MAX_CURVE = 32
 """Number of points of the small curve of a job."""
 _CATEGORIES = frozenset(category.value for category in Category)
-_FROM_STATUS = (
-    "reason",
-    "message",
-    "step",
-    "total_steps",
-    "eta_s",
-    "loss",
-    "val_loss",
-    "tokens_per_s",
-    "workers",
-    "incidents",
-    "steps_lost",
-)
 _COLUMNS = (
     *(jobs.c[name] for name in ("num", "id", "name", "state", "project", "user", "cluster", "priority")),
     *(jobs.c[name] for name in ("granted_workers", "created_at", "updated_at", "started_at", "ended_at", "status")),
@@ -182,7 +174,7 @@ def count_fleet(tx: Transaction, query: FleetQuery) -> int:
 
 def _num_by_state(tx: Transaction, visible: Collection[str] | None = None) -> dict[JobState, int]:
     query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
-    rows = tx.execute(_visible(query, visible))
+    rows = tx.execute(query.where(in_projects(jobs.c.project, visible)))
     return {JobState(state): number for state, number in rows}
 
 
@@ -215,27 +207,25 @@ def _summaries(
     tx: Transaction, rows: Sequence[Row[*tuple[Any, ...]]], columns: Sequence[Field]
 ) -> tuple[JobSummary, ...]:
     """Return the jobs of rows of SUMMARY_COLUMNS, with the values of the columns."""
-    if not columns:
-        return tuple(summary_of(row) for row in rows)
     values = read_values(tx, [row.num for row in rows], columns)
-    return tuple(summary_of(row).model_copy(update={"values": values[row.num]}) for row in rows)
+    return tuple(listed_job(JobSummary, row, fields_of(row.status), values=values[row.num]) for row in rows)
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
     """The sum over all jobs that are queued or hold workers; None if there are no such jobs."""
     holding = [state.value for state in JobState if state.holds_workers or state is JobState.QUEUED]
-    documents = tx.execute(_visible(select(jobs.c.status).where(jobs.c.state.in_(holding)), visible)).scalars()
+    in_state = select(jobs.c.status).where(jobs.c.state.in_(holding), in_projects(jobs.c.project, visible))
+    documents = tx.execute(in_state).scalars().all()
+    if not documents:
+        return None
     seconds: dict[Category, float] = defaultdict(float)
-    total, is_complete = 0.0, False
+    total = 0.0
     for document in documents:
         goodput = fields_of(document).get("goodput") or {}
         total += goodput.get("total", 0.0)
         for name, amount in goodput.get("seconds", {}).items():
             if name in _CATEGORIES:
                 seconds[Category(name)] += amount
-        is_complete = True
-    if not is_complete:
-        return None
     ratio = seconds[Category.PRODUCTIVE] / total if total else None
     return Goodput(seconds={name: amount for name, amount in seconds.items() if amount}, total=total, ratio=ratio)
 
@@ -245,7 +235,7 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
     holding = [state.value for state in JobState if state.holds_workers]
     jobs_by_id: dict[str, list[NodeJob]] = defaultdict(list)
     query = select(jobs.c.id, jobs.c.name, jobs.c.workers).where(jobs.c.state.in_(holding)).order_by(jobs.c.num)
-    for row in tx.execute(_visible(query, visible)):
+    for row in tx.execute(query.where(in_projects(jobs.c.project, visible))):
         by_node = defaultdict(list)
         for worker in workers_of(row.workers):
             by_node[worker.node_id].append(worker.rank)
@@ -253,10 +243,6 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
             known = tuple(sorted(rank for rank in ranks if rank is not None))
             jobs_by_id[node_id].append(NodeJob(job_id=row.id, name=row.name, ranks=known, num_workers=len(ranks)))
     return {node_id: tuple(on_node) for node_id, on_node in jobs_by_id.items()}
-
-
-def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]:
-    return query if visible is None else query.where(jobs.c.project.in_(sorted(visible)))
 
 
 def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
@@ -267,7 +253,7 @@ def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> S
     for column, value in ((jobs.c.project, query.project), (jobs.c.user, query.user), (jobs.c.cluster, query.cluster)):
         if value is not None:
             select_jobs = select_jobs.where(column == value)
-    select_jobs = _visible(select_jobs, query.visible)
+    select_jobs = select_jobs.where(in_projects(jobs.c.project, query.visible))
     return _chosen(tx, selected(select_jobs, query.labels, query.search), query.selection)
 
 
@@ -305,23 +291,13 @@ def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
 
 def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:
     status = fields_of(row.status)
-    known = {key: status[key] for key in _FROM_STATUS if status.get(key) is not None}
-    if row.queue_position is not None:
-        known |= {"reason": WAITS_FOR_CAPACITY, "message": row.waits}
-    elif status.get("note"):
-        known["message"] = " ".join(part for part in (known.get("message", ""), status["note"]) if part)
-    return FleetJob(
-        **columns_for(FleetJob, row),
-        labels=labels,
-        desired_workers=row.granted_workers,
-        goodput=(status.get("goodput") or {}).get("ratio"),
-        values=values,
-        **known,
-    )
+    messages = (row.waits,) if row.queue_position is not None else (status.get("message"), status.get("note"))
+    message = " ".join(filter(None, messages))
+    return listed_job(FleetJob, row, status, message=message, labels=labels, values=values)
 
 
 def _with_curve(tx: Transaction, num: int, job: FleetJob) -> FleetJob:
-    points = curve_points.read_points(tx, num, ("loss", "world_size"), min_points=_MAX_CURVE, last_step=job.step)
+    points = curves.read_points(tx, num, ("loss", "world_size"), min_points=_MAX_CURVE, last_step=job.step)
     if not points:
         return job
     first = points[0].step
@@ -392,9 +368,13 @@ def known_fields(tx: Transaction, visible: Collection[str] | None) -> tuple[JobF
         JobField(name=".".join(path), kind=kind) for path, kind in setting_kinds().items() if path[0] not in FACTS
     ]
     keys = select(job_labels.c.key).join(jobs, jobs.c.num == job_labels.c.job_num).distinct()
-    labels = tx.execute(_visible(keys, visible).order_by(job_labels.c.key).limit(_MOST_LABELS)).scalars()
+    labels = tx.execute(
+        keys.where(in_projects(jobs.c.project, visible)).order_by(job_labels.c.key).limit(_MOST_LABELS)
+    ).scalars()
     metrics: dict[str, dict[str, Any]] = {"metric": {}, "val": {}}
-    newest = _visible(select(jobs.c.status), visible).order_by(jobs.c.num.desc()).limit(_NEWEST)
+    newest = (
+        select(jobs.c.status).where(in_projects(jobs.c.project, visible)).order_by(jobs.c.num.desc()).limit(_NEWEST)
+    )
     for document in tx.execute(newest).scalars():
         status = fields_of(document)
         metrics["metric"] |= status.get("metrics") or {}
@@ -420,11 +400,8 @@ def quoted(name: str) -> str:
 
 def read_views(tx: Transaction, visible: Collection[str] | None, project: str | None = None) -> list[SavedView]:
     """The saved views by project and name; `project`: of it alone."""
-    query = select(job_views).order_by(job_views.c.project, job_views.c.name)
-    if project is not None:
-        query = query.where(job_views.c.project == project)
-    if visible is not None:
-        query = query.where(job_views.c.project.in_(sorted(visible)))
+    of_projects = select(job_views).where(in_projects(job_views.c.project, visible, project))
+    query = of_projects.order_by(job_views.c.project, job_views.c.name)
     return [
         SavedView(
             project=row.project,

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import case, or_, select, update
 
-from shoal_service.store.database import Transaction
+from shoal_service.store.database import Transaction, lease
 from shoal_service.store.errors import LeaseLost
-from shoal_service.store.tables import lease
 
 
 @dataclass(frozen=True, slots=True)

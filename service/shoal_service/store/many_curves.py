@@ -1,4 +1,4 @@
-"""Reads curves of many jobs at once, for a workspace: few points of each, by `curve_points.py`.
+"""Reads curves of many jobs at once, for a workspace: few points of each, by `curves.py`.
 
 A curve is cached until its job changes, so the curves of ended jobs are read once for all clients. Called by the HTTP
 edge on worker threads.
@@ -20,11 +20,10 @@ from sqlalchemy import select
 from shoal_service.core.where.language import parse_columns
 from shoal_service.fleet_views import Curve, FleetJob, JobCurves
 from shoal_service.store import job_lists
-from shoal_service.store.curve_points import MAX_STEP, read_points
-from shoal_service.store.database import Transaction
+from shoal_service.store.curves import MAX_STEP, read_points
+from shoal_service.store.database import Transaction, jobs
 from shoal_service.store.job_conditions import read_values
 from shoal_service.store.job_lists import FleetQuery
-from shoal_service.store.tables import jobs
 from shoal_workers.recently_used import RecentlyUsed
 
 PLAIN_METRICS = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size")
@@ -61,7 +60,8 @@ class CurveCache:
 
     def __init__(self) -> None:
         self._curves: RecentlyUsed[Any, Curve] = RecentlyUsed(_MAX_CURVES)
-        self._positions: RecentlyUsed[str, Versions] = RecentlyUsed(_MAX_POSITIONS)
+        self.positions: RecentlyUsed[str, Versions] = RecentlyUsed(_MAX_POSITIONS)
+        """The versions that a client with a position has received."""
 
     def read(
         self, tx: Transaction, query: FleetQuery, curve_query: CurveQuery, *, known: Versions | None = None
@@ -88,14 +88,6 @@ class CurveCache:
             for num, job in changed.items()
         )
         return items, versions
-
-    def keep_versions(self, position: str, versions: Versions) -> None:
-        """Keep the versions that a client has received with this position."""
-        self._positions.put(position, versions)
-
-    def find_versions(self, position: str) -> Versions | None:
-        """Return the versions that a client with this position has; None if they are kept no longer."""
-        return self._positions.get(position)
 
     def _read_curve(self, tx: Transaction, num: int, job: FleetJob, query: CurveQuery) -> Curve:
         key = (num, job.updated_at, job.step, query)

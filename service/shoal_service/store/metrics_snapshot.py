@@ -8,8 +8,8 @@ row that has not changed yields the same object again, so that it is neither par
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -17,22 +17,20 @@ from sqlalchemy import ColumnElement, Row, Select, and_, bindparam, case, func, 
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
-from shoal_service.fleet_views import ProjectView
-from shoal_service.store import lease, queueing
-from shoal_service.store.database import Transaction
+from shoal_service.fleet_views import IslandRound, ProjectView
+from shoal_service.store import island_rounds, lease, queueing
+from shoal_service.store.database import Transaction, checkpoints, incidents, job_specs, jobs
 from shoal_service.store.lease import Lease
 from shoal_service.store.records import read_document, read_spec_text, read_status
-from shoal_service.store.tables import checkpoints, incidents, job_specs, jobs
-from shoal_service.store.webhook_lanes import WebhookLag, lags
+from shoal_service.store.webhook_lanes import WebhookLag, read_lags
 from shoal_service.telemetry.catalogue import (
     CHECKPOINT_SECONDS,
     INCIDENT_BYTES_MOVED,
     INCIDENT_STEPS_LOST,
     QUEUE_WAIT_SECONDS,
     RECOVERY_SECONDS,
-)
-from shoal_service.telemetry.metric import (
     Histogram,
+    IslandStanding,
     LiveJob,
     Metric,
     NewestCheckpoint,
@@ -83,7 +81,7 @@ def read(tx: Transaction, live: LiveJobs, *, now: float) -> Snapshot:
         queued_since=_queued_since(tx, (shown := _projects(tx))),
         projects=shown,
         lease=lease.read(tx),
-        webhooks=lags(tx),
+        webhooks=read_lags(tx),
     )
 
 
@@ -195,6 +193,8 @@ _LIVE = (
 _RUNNING = _LIVE.where(_WITH_ATTEMPT)
 _ENDED = _LIVE.where(jobs.c.ended_at >= bindparam("since"), jobs.c.attempt > 0)
 
+_MAX_ROUNDS = 21
+"""Rounds of islands that are read of a ledger: one may be open."""
 _WORKERS = TypeAdapter(tuple[WorkerSample, ...])
 
 _Known = tuple[Row[*tuple[Any, ...]], LiveJob]
@@ -217,6 +217,10 @@ class LiveJobs:
                 if known is None or known[0] != row:
                     known = row, _job(row, known)
                 values[row.num] = known
+            standings = _standings(tx, (job for _, job in values.values()))
+            for num, (row, job) in values.items():
+                if job.island != (standing := standings.get(job.job_id)):
+                    values[num] = row, replace(job, island=standing)
             self._known = values
         return tuple(job for _, job in values.values())
 
@@ -236,6 +240,38 @@ def _job(row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
         workers=job.workers if job and before.workers == row.workers else _WORKERS.validate_json(row.workers),
         checkpoint=job.checkpoint if job and before.checkpoint == row.checkpoint else _committed(row.checkpoint),
         step_times=StepTimes.read(row.step_times),
+        island=job.island if job else None,
+    )
+
+
+def _standings(tx: Transaction, live: Iterable[LiveJob]) -> dict[str, IslandStanding]:
+    """Read what the ledgers have of the islands that these jobs train, with one statement for each ledger."""
+    ledgers: dict[str, tuple[IslandRound, ...]] = {}
+    standings = {}
+    for job in live:
+        islands = job.spec.islands
+        if islands is None or islands.run is None or islands.index is None:
+            continue
+        if islands.run not in ledgers:
+            limit = _MAX_ROUNDS * islands.num_at_once
+            ledgers[islands.run] = island_rounds.rounds(tx, islands.run, limit=limit)
+        if ledgers[islands.run]:
+            standings[job.job_id] = _standing(ledgers[islands.run], islands.index)
+    return standings
+
+
+def _standing(rounds: Sequence[IslandRound], island: int) -> IslandStanding:
+    """`rounds`: the newest ones, the newest first."""
+    decisions = [decision for row in rounds if (decision := row.decision) is not None]
+    members = [{member.island for member in decision.members} for decision in decisions]
+    own = zip(decisions, members, strict=True)
+    is_member = [island in islands for decision, islands in own if island in islands | {*decision.absent}]
+    arrivals = (arrival for row in rounds for arrival in row.arrived if arrival.island == island)
+    newest = next(arrivals, None)
+    return IslandStanding(
+        rounds=decisions[0].round + 1 if decisions else 0,
+        rounds_missed=[*is_member, True].index(True),
+        waited_s=newest.waited_s if newest is not None else None,
     )
 
 

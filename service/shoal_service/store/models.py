@@ -21,10 +21,19 @@ from shoal_service.artifact_views import LineageJob, LineageParent, LineageView,
 from shoal_service.core.events import GenerationData
 from shoal_service.store.checkpoint_rows import read_checkpoints
 from shoal_service.store.curves import point_of
-from shoal_service.store.database import Transaction, upsert
+from shoal_service.store.database import (
+    Transaction,
+    checkpoints,
+    events,
+    in_projects,
+    jobs,
+    model_aliases,
+    model_versions,
+    series,
+    upsert,
+)
 from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound, JobNotFound, ModelNotFound
 from shoal_service.store.records import load, load_spec
-from shoal_service.store.tables import checkpoints, events, jobs, model_aliases, model_versions, series
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract import CheckpointName, JobSpec
 
@@ -54,9 +63,9 @@ def lineage(tx: Transaction, job_id: str, visible: Visible = None) -> LineageVie
     chain = _shown(jobs_in_chain, visible)
     last = chain[-1].parent
     is_whole = last is None or not last.job_id or last.job_id in seen
-    own_versions = select(model_versions).where(model_versions.c.job_id == job_id, ~model_versions.c.removed)
-    if visible is not None:
-        own_versions = own_versions.where(model_versions.c.project.in_(sorted(visible)))
+    own_versions = select(model_versions).where(
+        model_versions.c.job_id == job_id, ~model_versions.c.removed, in_projects(model_versions.c.project, visible)
+    )
     rows = tx.execute(own_versions.order_by(model_versions.c.name, model_versions.c.version)).all()
     return LineageView(
         jobs=chain, is_whole=is_whole, registered=tuple(shown(version, visible) for version in _read_versions(tx, rows))
@@ -129,12 +138,9 @@ def versions(
     """By project and name, the newest version first."""
     key = (model_versions.c.project, model_versions.c.name, model_versions.c.version.desc())
     query = select(model_versions).where(~model_versions.c.removed).order_by(*key)
-    if project is not None:
-        query = query.where(model_versions.c.project == project)
+    query = query.where(in_projects(model_versions.c.project, visible, project))
     if name is not None:
         query = query.where(model_versions.c.name == name)
-    if visible is not None:
-        query = query.where(model_versions.c.project.in_(sorted(visible)))
     return [shown(version, visible) for version in _read_versions(tx, tx.execute(query).all())]
 
 

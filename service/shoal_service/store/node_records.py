@@ -13,16 +13,18 @@ from dataclasses import dataclass, fields
 from sqlalchemy import ColumnElement, Table, delete, select, update
 
 from shoal_service.core.events import JobEvent, NodeCleared, NodeCordoned
-from shoal_service.core.nodes import Cordon, Drain, DrainSource
+from shoal_service.core.nodes import Cordon, Drain, DrainSource, NodeSuspicion
 from shoal_service.store import driving
-from shoal_service.store.database import Transaction, insert_on_conflict, upsert
-from shoal_service.store.records import workers_of
-from shoal_service.store.tables import (
+from shoal_service.store.database import (
+    Transaction,
+    insert_on_conflict,
     jobs,
     node_cordons,
     node_drains,
     node_suspicions,
+    upsert,
 )
+from shoal_service.store.records import workers_of
 from shoal_workers.contract import JobState
 
 MAX_REASON_CHARS = 500
@@ -30,26 +32,19 @@ _MAX_JOBS = 16
 """Jobs whose evidence against one node is stored; two are enough for probation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suspicion:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion(NodeSuspicion):
     """A suspicion of jobs against a node. They place no new worker on it until a test of it passes.
 
-    `core/nodes.py` decides whether the node is on probation.
+    `core/nodes.py` decides whether the node is on probation. `job_ids` has the oldest evidence first.
     """
 
     node_id: str
-    reason: str
-    since: float
     job_id: str
     """The job that suspected it last; its history gets an event when the node is cleared."""
     attempt: int
     probation_s: float
     """Value of health.probation_s in the job's spec."""
-    next_test_at: float
-    num_tests: int
-    """Failed tests so far."""
-    job_ids: tuple[str, ...]
-    """The jobs that suspect it, oldest evidence first."""
     avoided_until: float
     """The job that suspected the node avoids it until then, also if a test passes earlier."""
 
@@ -118,11 +113,10 @@ def suspicions(tx: Transaction, node_id: str | None = None, *, lock: bool = Fals
         query = query.where(node_suspicions.c.node_id == node_id)
     if lock:
         query = query.with_for_update()
-    suspected = {}
-    for row in tx.execute(query):
-        values = row._asdict() | {"job_ids": tuple(json.loads(row.job_ids))}
-        suspected[row.node_id] = Suspicion(**values)
-    return suspected
+    return {
+        row.node_id: Suspicion(**row._asdict() | {"job_ids": tuple(json.loads(row.job_ids))})
+        for row in tx.execute(query)
+    }
 
 
 def postpone_test(tx: Transaction, node_id: str, *, reason: str, next_test_at: float) -> None:

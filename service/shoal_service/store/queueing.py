@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Column, Row, Select, bindparam, delete, func, select
+from sqlalchemy import Column, Row, Select, and_, bindparam, delete, func, select
 
 from shoal_service.core.events import JobHeldBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
@@ -31,10 +31,18 @@ from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT, DEFAULT_USER, Project, User, Wait
 from shoal_service.fleet_views import HeldBackJob, ProjectRules, ProjectView, QueuedJob, QueueView, UserRules, UserView
 from shoal_service.store import driving
-from shoal_service.store.database import Transaction, upsert
+from shoal_service.store.database import (
+    Transaction,
+    growth_answers,
+    in_projects,
+    jobs,
+    projects,
+    queue_places,
+    upsert,
+    users,
+)
 from shoal_service.store.errors import ProjectConflict, ProjectNotFound, QueueFull, UserNotFound
 from shoal_service.store.records import GROWTH_COLUMNS, PLACE_COLUMNS, growth_answer_of, place_of
-from shoal_service.store.tables import growth_answers, jobs, projects, queue_places, users
 from shoal_workers.contract import JobState
 
 _MAX_HOLDERS = 16
@@ -124,21 +132,29 @@ _PLACES = (
 def view(tx: Transaction, *, limit: int = 1000, visible: Collection[str] | None = None) -> QueueView:
     """The queue in its order; jobs that no pass has considered yet come last. `visible`: only jobs of these projects,
     and no ids of others."""
+    is_shown = and_(jobs.c.state == JobState.QUEUED.value, in_projects(jobs.c.project, visible))
     query = (
         select(jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.priority, jobs.c.created_at, *PLACE_COLUMNS)
         .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
-        .where(jobs.c.state == JobState.QUEUED.value)
+        .where(is_shown)
         .order_by(queue_places.c.position.is_(None), queue_places.c.position, jobs.c.priority.desc(), jobs.c.num)
         .limit(limit)
     )
-    count = select(func.count()).where(jobs.c.state == JobState.QUEUED.value)
-    if visible is not None:
-        query = query.where(jobs.c.project.in_(sorted(visible)))
-        count = count.where(jobs.c.project.in_(sorted(visible)))
-    items = tuple(_queued_job(row) for row in tx.execute(query))
+    items = tuple(
+        QueuedJob(
+            job_id=row.id,
+            name=row.name,
+            project=row.project,
+            user=row.user,
+            priority=row.priority,
+            submitted_at=row.created_at,
+            place=place_of(row),
+        )
+        for row in tx.execute(query)
+    )
     return QueueView(
         items=items if visible is None else _without_others(tx, items, visible),
-        num_queued=tx.execute(count).scalar_one(),
+        num_queued=tx.execute(select(func.count()).where(is_shown)).scalar_one(),
         projects=tuple(project_views(tx, visible)),
         held_back=tuple(
             project for project in _held_back(tx, limit=limit) if visible is None or project.project in visible
@@ -158,18 +174,6 @@ def _without_others(tx: Transaction, items: tuple[QueuedJob, ...], visible: Coll
             item = item.model_copy(update={"place": item.place.model_copy(update={"holders": holders})})
         queue.append(item)
     return tuple(queue)
-
-
-def _queued_job(row: Row[*tuple[Any, ...]]) -> QueuedJob:
-    return QueuedJob(
-        job_id=row.id,
-        name=row.name,
-        project=row.project,
-        user=row.user,
-        priority=row.priority,
-        submitted_at=row.created_at,
-        place=place_of(row),
-    )
 
 
 def _is_same(before: float | None, after: float | None, now: float) -> bool:
@@ -213,21 +217,21 @@ def save_growth(tx: Transaction, answers: Sequence[HeldBack], versions: Mapping[
 
 def _held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
     """The running jobs that are held back, oldest first."""
-    held = []
-    for row in tx.execute(_running().where(growth_answers.c.limit != "")):
-        answer = growth_answer_of(row)
-        if answer is not None:
-            held.append(
-                HeldBackJob(
-                    job_id=row.id,
-                    name=row.name,
-                    project=row.project,
-                    user=row.user,
-                    priority=row.priority,
-                    workers=row.granted_workers,
-                    answer=answer,
-                )
-            )
+    rows = tx.execute(_running().where(growth_answers.c.limit != ""))
+    answered = ((row, growth_answer_of(row)) for row in rows)
+    held = [
+        HeldBackJob(
+            job_id=row.id,
+            name=row.name,
+            project=row.project,
+            user=row.user,
+            priority=row.priority,
+            workers=row.granted_workers,
+            answer=answer,
+        )
+        for row, answer in answered
+        if answer is not None
+    ]
     return tuple(held[:limit])
 
 
@@ -396,21 +400,18 @@ def user_views(tx: Transaction) -> list[UserView]:
     """The defined users and those who have jobs in the queue or with workers, by name."""
     known = defined_users(tx)
     queued, running, workers = _usage(tx, _OF_USERS)
-    views = []
-    for name in sorted({DEFAULT_USER, *known, *queued, *running}):
-        limits = _limits(known, name)
-        views.append(
-            UserView(
-                name=name,
-                is_defined=name in known,
-                max_running=limits.max_running,
-                max_queued=limits.max_queued,
-                queued=queued[name],
-                running=running[name],
-                workers=workers[name],
-            )
+    return [
+        UserView(
+            name=name,
+            is_defined=name in known,
+            max_running=_limits(known, name).max_running,
+            max_queued=_limits(known, name).max_queued,
+            queued=queued[name],
+            running=running[name],
+            workers=workers[name],
         )
-    return views
+        for name in sorted({DEFAULT_USER, *known, *queued, *running})
+    ]
 
 
 def user_view(tx: Transaction, name: str) -> UserView:

@@ -7,7 +7,7 @@ the rest is read again. A caller that acts on the result must first look at `pro
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -18,14 +18,14 @@ from sqlalchemy import Row, bindparam, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
-from shoal_service.store.database import Transaction
+from shoal_service.store.database import Transaction, growth_answers, job_specs, jobs, queue_places
 from shoal_service.store.errors import JobNotFound
-from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
-from shoal_service.views import GrowthAnswer, JobStatus, JobSummary, JobView, QueuePlace, WorkerView
+from shoal_service.views import GrowthAnswer, JobStatus, JobView, ListedJob, QueuePlace, WorkerView
 from shoal_workers.contract import JobSpec, JobState, ProfileRequest, UserFailure
 from shoal_workers.contract.plain_text import first_problem, plain, plain_text
 
 M = TypeVar("M", bound=BaseModel)
+L = TypeVar("L", bound=ListedJob)
 _ROUNDS = 50
 _COLUMN_FIELDS = {"state", "attempt", "cluster", "desired_workers", "failure", "held_back"}
 """Fields of JobStatus with their own columns or table; the status document does not hold them."""
@@ -144,18 +144,14 @@ def load_view(tx: Transaction, job_id: str) -> JobView:
     )
     row = tx.require_row(query, JobNotFound(job_id))
     job, spec, place = record_of(row), read_spec_text(row.document), place_of(row)
+    shown: dict[str, Any] = {"held_back": growth_answer_of(row)}
     if place is not None:
-        status = job.status.model_copy(update={"reason": WAITS_FOR_CAPACITY, "message": place.reason})
-        job = replace(job, status=status)
-    if (answer := growth_answer_of(row)) is not None:
-        job = replace(job, status=job.status.model_copy(update={"held_back": answer}))
+        shown |= {"reason": WAITS_FOR_CAPACITY, "message": place.reason}
     if spec.problem and not job.state.ended:
-        status = job.status.model_copy(update={"reason": QUARANTINED, "message": why_quarantined(spec)})
-        job = replace(job, status=status)
+        shown |= {"reason": QUARANTINED, "message": why_quarantined(spec)}
     if tx.unwritten and job.state in ATTEMPT_STATES:
-        note = f"{tx.unwritten} The job may be further than is shown here."
-        job = replace(job, status=job.status.model_copy(update={"note": note}))
-    return view_of(job, spec.value, place)
+        shown["note"] = f"{tx.unwritten} The job may be further than is shown here."
+    return view_of(replace(job, status=job.status.model_copy(update=shown)), spec.value, place)
 
 
 PLACE_COLUMNS = (
@@ -260,34 +256,27 @@ SUMMARY_COLUMNS = (
 )
 
 
-_SUMMARY_FIELDS = (
-    *("reason", "step", "total_steps", "loss", "workers"),
-    *("tokens_per_s", "eta_s", "incidents", "note"),
-)
-"""Fields of the status document that the summary has too."""
+def listed_job(model: type[L], row: Row[*tuple[Any, ...]], status: Mapping[str, Any], **others: Any) -> L:
+    """Make an entry of a list from the columns of a job and the fields of its status.
 
-
-def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
-    """The summary of a job, from SUMMARY_COLUMNS."""
-    status = fields_of(row.status)
-    known: dict[str, Any] = {key: status[key] for key in _SUMMARY_FIELDS if key in status}
+    A status that cannot be read is left out. `others`: more fields of the entry.
+    """
+    known = {name: status[name] for name in _status_fields(model) if status.get(name) is not None}
     if isinstance(goodput := status.get("goodput"), dict):
         known["goodput"] = goodput.get("ratio")
     if row.queue_position is not None:
         known["reason"] = WAITS_FOR_CAPACITY
-    return _summary(row, known)
-
-
-def _summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSummary:
-    """Makes a summary. `known`: of the status document; left out if it cannot be read."""
+    columns = columns_for(model, row) | {"desired_workers": row.granted_workers}
     try:
-        return _valid_summary(row, known)
+        return model(**columns | known | others)
     except ValidationError:
-        return _valid_summary(row, {})
+        return model(**columns | others)
 
 
-def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSummary:
-    return JobSummary(**columns_for(JobSummary, row), **known, desired_workers=row.granted_workers)
+@cache
+def _status_fields(model: type[ListedJob]) -> frozenset[str]:
+    """Return the fields of an entry that the status document has too."""
+    return frozenset(model.model_fields.keys() & JobStatus.model_fields.keys() - _COLUMN_FIELDS - {"goodput"})
 
 
 def fields_of(document: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Table, func, select
 
 from shoal_service.core import alerts
 from shoal_service.core.endings import ENDINGS, AttemptEnd, FailureRecord, RetryDecision, decide_retry
@@ -26,13 +26,12 @@ from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.core.quantities import count_text
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, curves, node_records, supervisor_links, system_samples
-from shoal_service.store.database import Transaction, upsert
+from shoal_service.store.database import Transaction, checkpoints, incidents, series, upsert
 from shoal_service.store.edit import RELEASED, JobEdit, newest_goodput, save_all
 from shoal_service.store.node_records import Suspicion
 from shoal_service.store.records import JobRecord, load, load_spec, read_document, workers_document
-from shoal_service.store.sweep_jobs import PRUNED, why_pruned
-from shoal_service.store.tables import checkpoints, incidents, series
-from shoal_service.telemetry.metric import Exemplar, StepTimes
+from shoal_service.store.sweep_jobs import PRUNED, explain_pruning
+from shoal_service.telemetry.catalogue import Exemplar, StepTimes
 from shoal_service.views import CheckpointState, CheckpointView, IncidentView
 from shoal_workers.contract import ANY_CLUSTER, EndReason, IncidentCause
 
@@ -148,12 +147,12 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     edit.set(pulled_seq=reports.seq)
     for event in reports.events:
         edit.add_event(event)
-        archives.follow(edit, event)
+        archives.restore_code(edit, event)
     if reports.incidents:
         of_attempt = [_with_findings(tx, job.num, reports.attempt, incident) for incident in reports.incidents]
-        upsert(tx, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
+        upsert(tx, incidents, [_row(incidents, job.num, incident) for incident in of_attempt])
     saved = [_with_history(tx, job.num, checkpoint) for checkpoint in reports.checkpoints]
-    upsert(tx, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in saved])
+    upsert(tx, checkpoints, [_row(checkpoints, job.num, checkpoint) for checkpoint in saved])
     if any(item_view.state is CheckpointState.COMMITTED for item_view in saved):
         edit.set(**RELEASED)
     if times_s := [point.step_s for point in reports.series if point.val_loss is None]:  # else it repeats its step
@@ -274,10 +273,10 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     sentence = end.sentence
     text = (sentence, decision.reason) if decision.charged or decision.again else (sentence or decision.reason,)
     if end.reason is EndReason.USER_ERROR and end.failure is not None and not mistake:
-        rest = decision.reason.removeprefix(ENDINGS[end.reason].words).strip()
+        rest = decision.reason.removeprefix(ENDINGS[end.reason].message).strip()
         text = (f"Your code raised {sentence.removesuffix('.')}.", rest)
     message, reason = " ".join(part for part in text if part), end.reason.value
-    if end.reason is EndReason.CANCELLED and spec.sweep is not None and (why := why_pruned(edit.tx, job.num)):
+    if end.reason is EndReason.CANCELLED and spec.sweep is not None and (why := explain_pruning(edit.tx, job.num)):
         message, reason = why, PRUNED
     edit.move(standing, reason, message, attempt=job.attempt, step=done)
 
@@ -290,24 +289,10 @@ def _incident_totals(tx: Transaction, job_num: int) -> tuple[int, int]:
     return int(count), int(lost)
 
 
-def _incident_row(job_num: int, incident: IncidentView) -> dict[str, Any]:
-    return {
-        "job_num": job_num,
-        "attempt": incident.attempt,
-        "id": incident.id,
-        "cause": incident.cause.value,
-        "closed": incident.closed,
-        "steps_lost": incident.steps_lost,
-        "detect_s": incident.detect_s,
-        "quiesce_s": incident.quiesce_s,
-        "plan_s": incident.plan_s,
-        "form_s": incident.form_s,
-        "restore_s": incident.restore_s,
-        "first_step_s": incident.first_step_s,
-        "recovery_s": incident.recovery_s,
-        "bytes_moved": incident.bytes_moved,
-        "document": incident.model_dump_json(),
-    }
+def _row(table: Table, job_num: int, view: IncidentView | CheckpointView) -> dict[str, Any]:
+    """Make the row of a document, with those of its fields that are columns too."""
+    columns = view.model_dump(mode="json", include={*table.c.keys()})
+    return {**columns, "job_num": job_num, "document": view.model_dump_json()}
 
 
 def _with_history(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> CheckpointView:
@@ -328,17 +313,3 @@ def _with_history(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> 
     if known.state is CheckpointState.DELETED:
         return known  # what was deleted since is not damaged
     return known.model_copy(update={"state": checkpoint.state, "message": checkpoint.message})
-
-
-def _checkpoint_row(job_num: int, checkpoint: CheckpointView) -> dict[str, Any]:
-    return {
-        "job_num": job_num,
-        "step": checkpoint.step,
-        "attempt": checkpoint.attempt,
-        "generation": checkpoint.generation,
-        "state": checkpoint.state.value,
-        "bytes": checkpoint.bytes,
-        "seconds": checkpoint.seconds,
-        "committed_at": checkpoint.committed_at,
-        "document": checkpoint.model_dump_json(),
-    }

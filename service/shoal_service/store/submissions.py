@@ -11,14 +11,13 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Executable, delete, insert, select
+from sqlalchemy import delete, insert, select
 
 from shoal_service.core import alerts
 from shoal_service.core.desired import Desired
 from shoal_service.core.events import (
     JobArchived,
     JobCreated,
-    JobEvent,
     JobExtended,
     JobMoveRequested,
     JobPatched,
@@ -28,10 +27,10 @@ from shoal_service.core.events import (
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, Reopened, Requested, step
 from shoal_service.core.lifecycle import Answer, Training, extension, retrial
-from shoal_service.store import access, archives, checkpoint_rows, queueing, webhook_lanes
+from shoal_service.store import access, archives, checkpoint_rows, island_rounds, queueing, webhook_lanes
 from shoal_service.store.checkpoint_rows import read_checkpoints
-from shoal_service.store.database import Transaction, insert_on_conflict
-from shoal_service.store.edit import JobEdit
+from shoal_service.store.database import Transaction, events, insert_on_conflict, job_labels, job_specs, jobs
+from shoal_service.store.edit import JobEdit, edit_job, log_event
 from shoal_service.store.errors import (
     IdempotencyConflict,
     JobEnded,
@@ -44,12 +43,10 @@ from shoal_service.store.records import (
     JobRecord,
     document_of,
     etag_of,
-    load,
     load_view,
     read_spec,
     status_document,
 )
-from shoal_service.store.tables import events, job_labels, job_specs, jobs
 from shoal_service.views import CheckpointState, DataPatch, JobPatch, JobStatus, JobView, WorkerPatch
 from shoal_workers.contract import SWEEP_LABEL, JobSpec, JobState, StopSpec, earliest_step, planned, weight_changes_of
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
@@ -75,7 +72,7 @@ def create(
 
     Raises:
         IdempotencyConflict, QueueFull
-        SpecError: the checkpoint that `continue_from` names does not exist.
+        SpecError: the checkpoint that `continue_from` names does not exist, or `islands.run` is no run to join.
     """
     spec_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
@@ -83,7 +80,7 @@ def create(
     earlier = _find_by_key(tx, idempotency_key, key_hash, spec_hash)
     if earlier is not None:
         return earlier, False
-    spec = checkpoint_rows.resolved(tx, spec)
+    spec = _set_run(tx, checkpoint_rows.resolved(tx, spec), job_id)
     document, origin = spec.model_dump_json(), spec.continue_from
     start_step = (origin.step or 0) if origin is not None else 0
     status = JobStatus(
@@ -118,7 +115,8 @@ def create(
         "queued_at": now,
         **checkpoint_rows.hold_columns(spec),
     }
-    num = tx.execute(_insert_job(tx), row).scalar_one_or_none()
+    insertion = insert_on_conflict(tx, jobs).on_conflict_do_nothing(index_elements=["idempotency_key_hash"])
+    num = tx.execute(insertion.returning(jobs.c.num), row).scalar_one_or_none()
     if num is None:  # a request with the same key was committed since the query above
         earlier = _find_by_key(tx, idempotency_key, key_hash, spec_hash)
         assert earlier is not None
@@ -137,6 +135,7 @@ def create(
     )
     row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
     tx.execute(_INSERT_EVENT, row)
+    log_event(tx, job_id, spec.name, event.type, event.data())
     tx.publish(job_id, is_request=True)
     view = JobView(
         id=job_id,
@@ -151,40 +150,56 @@ def create(
     return view, True
 
 
+def _set_run(tx: Transaction, spec: JobSpec, job_id: str) -> JobSpec:
+    """Return the spec of an island with the id of the job of island 0. Raises SpecError."""
+    if spec.islands is None:
+        return spec
+    if spec.islands.run is not None:
+        island_rounds.check_joins(tx, spec.islands.run, spec)
+        return spec
+    if spec.islands.index != 0:
+        raise SpecError.at(
+            "islands.run",
+            f"islands.index is {spec.islands.index}, and islands.run is not set. Submit all islands together with "
+            "`shoal submit`, or set islands.run to the id of the job of island 0.",
+        )
+    return spec.model_copy(update={"islands": spec.islands.model_copy(update={"run": job_id})})
+
+
 def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | None, now: float) -> JobView:
     """Change the spec of a job.
 
     Raises:
         JobNotFound, JobEnded, RequestConflict, PreconditionFailed, SpecError
     """
-    job = load(tx, job_id, lock=True)
-    if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
-        raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
-    if job.state.ended and not _only_describes(changes):
-        raise JobEnded(job_id, job.state, "be changed, except its name, labels and annotations")
-    if job.deleting:
-        raise RequestConflict(job_id, job.state, "be changed: it is being deleted")
-    before = _read_spec(tx, job, "be changed")
-    if changes.data is not None:
-        changes = changes.model_copy(update={"data": _plan_weights(job, before, changes.data, now)})
-    after = _apply_patch(before, changes)
-    archives.require_changeable(job, before, after)
-    if after != before:
-        version = _accept(tx, job, after, now)
-        _replace_labels(tx, job.num, before.labels, after.labels)
-        edit = JobEdit(tx, job, now)
-        if job.state is JobState.QUEUED:
-            edit.book()  # account the time until now with the old number of workers
-        edit.set(spec_version=version, name=after.name, priority=after.priority)
-        edit.describe(alerts=alerts.begin(after.alerts, job.status.alerts))
-        if changes.model_fields_set != {"worker"}:
-            edit.event(JobPatched(spec_version=version, **access.make_actor_field(), **_event_fields(changes)))
-        if after.worker.cluster != before.worker.cluster:
-            fields = {"from_": before.worker.cluster, "to": after.worker.cluster}
-            if job.state in ATTEMPT_STATES and job.cluster:
-                fields["running_in"] = job.cluster
-            edit.event(JobMoveRequested(spec_version=version, **fields, **access.make_actor_field()))
-        edit.save()
+    with edit_job(tx, job_id, now) as edit:
+        job = edit.job
+        if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
+            raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
+        only_describes = bool(changes.model_fields_set) and changes.model_fields_set <= _DESCRIBING
+        if job.state.ended and not only_describes:
+            raise JobEnded(job_id, job.state, "be changed, except its name, labels and annotations")
+        if job.deleting:
+            raise RequestConflict(job_id, job.state, "be changed: it is being deleted")
+        before = _read_spec(tx, job, "be changed")
+        if changes.data is not None:
+            changes = changes.model_copy(update={"data": _plan_weights(job, before, changes.data, now)})
+        after = _apply_patch(before, changes)
+        archives.require_changeable(job, before, after)
+        if after != before:
+            version = _accept(tx, job, after, now)
+            _replace_labels(tx, job.num, before.labels, after.labels)
+            if job.state is JobState.QUEUED:
+                edit.book()  # account the time until now with the old number of workers
+            edit.set(spec_version=version, name=after.name, priority=after.priority)
+            edit.describe(alerts=alerts.begin(after.alerts, job.status.alerts))
+            if changes.model_fields_set != {"worker"}:
+                edit.event(JobPatched(spec_version=version, **access.make_actor_field(), **_event_fields(changes)))
+            if after.worker.cluster != before.worker.cluster:
+                fields = {"from_": before.worker.cluster, "to": after.worker.cluster}
+                if job.state in ATTEMPT_STATES and job.cluster:
+                    fields["running_in"] = job.cluster
+                edit.event(JobMoveRequested(spec_version=version, **fields, **access.make_actor_field()))
     tx.publish(job_id, is_request=True)
     return load_view(tx, job_id)
 
@@ -210,18 +225,16 @@ def request(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> Jo
 
 def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> bool:
     """Do what `request` does. Return True if the job has changed."""
-    job = load(tx, job_id, lock=True)
-    standing = step(job.standing, Requested(desired))
-    if standing is None:
-        error = JobEnded if job.state.ended else RequestConflict
-        raise error(job_id, job.state, _ACTIONS[desired])
-    changed = standing != job.standing
-    if changed:
-        edit = JobEdit(tx, job, now)
-        edit.event(JobRequested(desired=desired, **access.make_actor_field()))
-        edit.move(standing, "requested", _MESSAGES[desired] if standing.state is not job.state else "")
-        edit.save()
-        tx.publish(job_id, is_request=True)
+    with edit_job(tx, job_id, now, is_request=True) as edit:
+        job = edit.job
+        standing = step(job.standing, Requested(desired))
+        if standing is None:
+            error = JobEnded if job.state.ended else RequestConflict
+            raise error(job_id, job.state, _ACTIONS[desired])
+        changed = standing != job.standing
+        if changed:
+            edit.event(JobRequested(desired=desired, **access.make_actor_field()))
+            edit.move(standing, "requested", _MESSAGES[desired] if standing.state is not job.state else "")
     return changed
 
 
@@ -238,13 +251,10 @@ def move(
     Raises:
         JobNotFound, JobEnded, RequestConflict, PreconditionFailed
     """
-    view = patch(tx, job_id, JobPatch(worker=WorkerPatch(cluster=to)), if_match=if_match, now=now)
-    job = load(tx, job_id, lock=True)
-    if not at_once or job.state not in ATTEMPT_STATES or job.cluster in (None, "", to):
-        return view
-    edit = JobEdit(tx, job, now)
-    edit.set(granted_workers=0)  # as a preemption does: the driver then directs the attempt to save and to end
-    edit.save()
+    patch(tx, job_id, JobPatch(worker=WorkerPatch(cluster=to)), if_match=if_match, now=now)
+    with edit_job(tx, job_id, now) as edit:
+        if at_once and edit.job.state in ATTEMPT_STATES and edit.job.cluster not in ("", to):
+            edit.set(granted_workers=0)  # as a preemption does: the driver then directs the attempt to save and to end
     return load_view(tx, job_id)
 
 
@@ -254,24 +264,20 @@ def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
     Raises:
         JobNotFound, RequestConflict, LifecycleConflict, QueueFull
     """
-    job = load(tx, job_id, lock=True)
-    if job.state is JobState.CANCELLING:
-        raise RequestConflict(job_id, job.state, "be extended")
-    spec = _read_spec(tx, job, "go on")
-    answer = _require_possible(job, extension(_describe_training(tx, job, spec), steps))
-    after = spec.model_copy(update={"stop": StopSpec(steps=steps)})
-    version = _accept(tx, job, after, now)
-    edit = JobEdit(tx, job, now)
-    edit.set(spec_version=version)
-    event = JobExtended(
-        spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens, **access.make_actor_field()
-    )
-    if answer.reopens:
-        _reopen(edit, after, event, "Extended on request.")
-    else:
-        edit.event(event)
-        edit.save()
-    tx.publish(job_id, is_request=True)
+    with edit_job(tx, job_id, now, is_request=True) as edit:
+        job = edit.job
+        if job.state is JobState.CANCELLING:
+            raise RequestConflict(job_id, job.state, "be extended")
+        spec = _read_spec(tx, job, "go on")
+        reopens = _require_possible(job, extension(_describe_training(tx, job, spec), steps)).reopens
+        after = spec.model_copy(update={"stop": StopSpec(steps=steps)})
+        version, by = _accept(tx, job, after, now), access.make_actor_field()
+        edit.set(spec_version=version)
+        edit.event(JobExtended(spec_version=version, steps=steps, done=job.status.step, reopened=reopens, **by))
+        if reopens:
+            _reopen(edit, after, "Extended on request.")
+    if reopens:
+        queueing.require_room_in_queue(tx, spec.project, spec.user)
     return load_view(tx, job_id)
 
 
@@ -281,33 +287,25 @@ def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
     Raises:
         JobNotFound, LifecycleConflict, RequestConflict, QueueFull
     """
-    job = load(tx, job_id, lock=True)
-    spec = _read_spec(tx, job, "go on")
-    _require_possible(job, retrial(_describe_training(tx, job, spec)))
-    edit = JobEdit(tx, job, now)
-    retried = JobRetried(done=job.status.step, reason=job.status.reason, **access.make_actor_field())
-    _reopen(edit, spec, retried, "Tried again on request.")
-    tx.publish(job_id, is_request=True)
+    with edit_job(tx, job_id, now, is_request=True) as edit:
+        job = edit.job
+        spec = _read_spec(tx, job, "go on")
+        _require_possible(job, retrial(_describe_training(tx, job, spec)))
+        edit.event(JobRetried(done=job.status.step, reason=job.status.reason, **access.make_actor_field()))
+        _reopen(edit, spec, "Tried again on request.")
+    queueing.require_room_in_queue(tx, spec.project, spec.user)
     return load_view(tx, job_id)
 
 
 def archive(tx: Transaction, job_id: str, archived: bool, *, now: float) -> JobView:
     """Hide an ended job in the lists of jobs, or show it there again. Raises JobNotFound, JobNotEnded."""
-    job = load(tx, job_id, lock=True)
-    if archived and not job.state.ended:
-        raise JobNotEnded(job_id, job.state, "be archived")
-    if archived != (job.archived_at is not None):
-        edit = JobEdit(tx, job, now)
-        edit.event(JobArchived(archived=archived, **access.make_actor_field()))
-        edit.set(archived_at=now if archived else None)
-        edit.save()
-        tx.publish(job_id, is_request=True)
+    with edit_job(tx, job_id, now, is_request=True) as edit:
+        if archived and not edit.job.state.ended:
+            raise JobNotEnded(job_id, edit.job.state, "be archived")
+        if archived != (edit.job.archived_at is not None):
+            edit.event(JobArchived(archived=archived, **access.make_actor_field()))
+            edit.set(archived_at=now if archived else None)
     return load_view(tx, job_id)
-
-
-def _insert_job(tx: Transaction) -> Executable:
-    statement = insert_on_conflict(tx, jobs).on_conflict_do_nothing(index_elements=["idempotency_key_hash"])
-    return statement.returning(jobs.c.num)
 
 
 def _find_by_key(tx: Transaction, key: str | None, key_hash: str | None, spec_hash: str) -> JobView | None:
@@ -323,20 +321,32 @@ def _find_by_key(tx: Transaction, key: str | None, key_hash: str | None, spec_ha
     return load_view(tx, row.id)
 
 
+_REPLACED = {"name", "priority", "finish_by", "parallelism", "stop", "alerts"}
+"""Keys that a request replaces as a whole."""
+_DESCRIBING = {"name", "labels", "annotations"}
+"""Keys that only describe a job, so that they can be changed after its end too."""
+_WITH_NULLS = {"schedule", "validation", "optimizer"}
+"""Sections in which a null is a value: the keys that a request names are merged into them."""
+
+
 def _event_fields(changes: JobPatch) -> dict[str, Any]:
     """Return the fields of the event: those that the request names."""
     data = changes.model_dump(exclude_none=True)
     data |= data.pop("data", {})
-    # in these sections a null is a value
-    for key in ("schedule", "validation", "optimizer"):
-        section = getattr(changes, key)
-        if section is not None:
-            data[key] = section.model_dump(mode="json", exclude_unset=True)
+    data |= _dump(changes, _WITH_NULLS, exclude_unset=True)
     if changes.labels is not None:
         data["labels"] = changes.labels
     if changes.annotations is not None:
         data["annotations"] = sorted(changes.annotations)
     return data
+
+
+def _dump(
+    changes: JobPatch, keys: set[str], *, exclude_unset: bool = False, exclude_none: bool = False
+) -> dict[str, Any]:
+    """Return these keys of a request, without those that it does not name."""
+    document = changes.model_dump(mode="json", include=keys, exclude_unset=exclude_unset, exclude_none=exclude_none)
+    return {key: value for key, value in document.items() if value is not None}
 
 
 def _plan_weights(job: JobRecord, spec: JobSpec, data_patch: DataPatch, now: float) -> DataPatch:
@@ -363,33 +373,19 @@ def _plan_weights(job: JobRecord, spec: JobSpec, data_patch: DataPatch, now: flo
 
 def _apply_patch(spec: JobSpec, changes: JobPatch) -> JobSpec:
     data: dict[str, Any] = spec.model_dump(mode="json")
-    if changes.elasticity is not None:
-        data["elasticity"] |= changes.elasticity.model_dump(mode="json", exclude_none=True)
-    if changes.parallelism is not None:
-        data["parallelism"] = changes.model_dump(mode="json")["parallelism"]
-    data |= changes.model_dump(mode="json", include={"name", "priority", "finish_by"}, exclude_none=True)
-    if changes.stop is not None:
-        data["stop"] = changes.stop.model_dump(mode="json")
-    if changes.worker is not None:
-        data["worker"] |= changes.worker.model_dump(mode="json")
-    for key in ("schedule", "validation", "optimizer"):
-        section = getattr(changes, key)
-        if section is not None:
-            # a script's spec has no such section, and is refused with one
-            data[key] = data.get(key, {}) | section.model_dump(mode="json", exclude_unset=True)
+    data |= _dump(changes, _REPLACED)
+    sections = _dump(changes, {"worker", "code"}) | _dump(changes, {"elasticity"}, exclude_none=True)
+    for key, section in (sections | _dump(changes, _WITH_NULLS, exclude_unset=True)).items():
+        # a script's spec has no schedule, validation or optimizer, and is refused with one
+        data[key] = data.get(key, {}) | section
     if changes.data is not None:
         assert changes.data.at_step is not None, "`_plan_weights` has chosen it"
         following = planned(weight_changes_of(spec), changes.data.weights, changes.data.at_step, 1)
         data["data"]["changes"] = [change.model_dump(mode="json") for change in following]
-    if changes.code is not None:
-        data["code"] |= changes.code.model_dump(mode="json")
     if changes.labels is not None:
         _require_label_of_sweep(spec, changes.labels)
-        data["labels"] = merged_labels(spec.labels, changes.labels)
-    if changes.alerts is not None:
-        data["alerts"] = changes.alerts
-    if changes.annotations is not None:
-        data["annotations"] = merged_labels(spec.annotations, changes.annotations)
+    for key in ("labels", "annotations"):
+        data[key] = merged_labels(data[key], getattr(changes, key) or {})
     return parse_spec(data)
 
 
@@ -397,11 +393,6 @@ def _matches(if_match: str, etag: str) -> bool:
     """Compare tags as in RFC 9110, section 13.1.1: weak tags match nothing. Tags without quotes are accepted too."""
     tags = [part.strip().strip('"') for part in if_match.split(",")]
     return etag in tags or tags == ["*"]
-
-
-def _only_describes(changes: JobPatch) -> bool:
-    """Return True if the request only describes the job, so that it is possible after the end too."""
-    return bool(changes.model_fields_set) and changes.model_fields_set <= {"name", "labels", "annotations"}
 
 
 def merged_labels(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
@@ -431,12 +422,12 @@ def _replace_labels(tx: Transaction, job_num: int, before: Mapping[str, str], af
         tx.execute(_INSERT_LABEL, rows)
 
 
-def _reopen(edit: JobEdit, spec: JobSpec, event: JobEvent, message: str) -> None:
-    """Queue an ended job again, with new budgets. Raises QueueFull."""
+def _reopen(edit: JobEdit, spec: JobSpec, message: str) -> None:
+    """Queue an ended job again, with new budgets. Raises RequestConflict."""
     job = edit.job
+    island_rounds.check_reopens(edit.tx, job, spec)
     standing = step(job.standing, Reopened())
     assert standing is not None, "only an ended job is reopened"
-    edit.event(event)
     best = job.status.best
     if best is not None:
         edit.describe(best=best.model_copy(update={"num_since": 0}))  # it may have stopped early
@@ -444,8 +435,6 @@ def _reopen(edit: JobEdit, spec: JobSpec, event: JobEvent, message: str) -> None
     edit.set(ended_at=None, archived_at=None, failures=0, failure_step=job.status.step, failure=None)
     if job.status.checkpoint_step is None:
         edit.set(**checkpoint_rows.hold_columns(spec))
-    edit.save()
-    queueing.require_room_in_queue(edit.tx, spec.project, spec.user)
 
 
 def _read_spec(tx: Transaction, job: JobRecord, action: str) -> JobSpec:

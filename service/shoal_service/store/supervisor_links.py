@@ -11,6 +11,7 @@ read here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -20,11 +21,11 @@ from sqlalchemy import Row, and_, bindparam, delete, func, select, update
 from shoal_service.core.access import hash_of
 from shoal_service.core.events import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.job_machine import ACTIVE, ATTEMPT_STATES
-from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
+from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.reports import StacksAnswer
 from shoal_service.store import reporting
-from shoal_service.store.database import Transaction, upsert
-from shoal_service.store.edit import JobEdit
+from shoal_service.store.database import Transaction, attempt_tokens, directives, jobs, profiles, upsert
+from shoal_service.store.edit import JobEdit, edit_job
 from shoal_service.store.errors import (
     AttemptTokenRefused,
     JobEnded,
@@ -34,8 +35,7 @@ from shoal_service.store.errors import (
     SupervisorReplaced,
 )
 from shoal_service.store.hub import Topic
-from shoal_service.store.records import JobRecord, load, load_all, num_of
-from shoal_service.store.tables import attempt_tokens, directives, jobs, profiles
+from shoal_service.store.records import JobRecord, load_all, num_of
 from shoal_service.views import ProfileBody, ProfileState, ProfileView
 from shoal_workers.contract import KEPT_PROFILES, Profiled, ProfileRequest
 
@@ -66,13 +66,6 @@ class SupervisorLink:
     """The highest of the supervisors that have reported; 0: none has."""
     reported_at: float
     """When the last report was stored, by the clock of the control plane that took it; 0: none was."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredDirective:
-    number: int
-    body: str
-    """JSON of a Directive."""
 
 
 def keep_token(tx: Transaction, job_id: str, attempt: int, token: str) -> None:
@@ -134,14 +127,14 @@ def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
     return int(row["number"])
 
 
-def directive(tx: Transaction, job_id: str, attempt: int) -> StoredDirective | None:
+def directive(tx: Transaction, job_id: str, attempt: int) -> DirectiveAnswer | None:
     """Read the newest directive of an attempt; None if there is none yet.
 
     Raises AttemptTokenRefused: the attempt has ended.
     """
     key = {"job_id": job_id, "attempt": attempt}
     row = tx.require_row(_DIRECTIVE, AttemptTokenRefused(job_id, attempt), key)
-    return StoredDirective(row.number, row.body) if row.number is not None else None
+    return DirectiveAnswer(number=row.number, directive=json.loads(row.body)) if row.number is not None else None
 
 
 def directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping[str, int]:
@@ -199,17 +192,13 @@ def _verdict(job: JobRecord | None, token: Row[Any] | None, arrived: Arrived) ->
     is_own = (
         job is not None
         and token is not None
-        and _goes_on(job, caller.attempt)
+        and (job.attempt == caller.attempt and job.state in ATTEMPT_STATES)
         and (token.attempt, token.hash) == (job.attempt, caller.token_hash)
     )
     if not is_own or (reports is not None and reports.attempt != caller.attempt):
         return AttemptTokenRefused(caller.job_id, caller.attempt)
     assert token is not None
     return SupervisorReplaced(arrived.report.life, token.life) if arrived.report.life < token.life else None
-
-
-def _goes_on(job: JobRecord, attempt: int) -> bool:
-    return job.attempt == attempt and job.state in ATTEMPT_STATES
 
 
 _STATES = sorted(state.value for state in ATTEMPT_STATES)
@@ -247,39 +236,28 @@ _ANSWERED = update(directives).where(directives.c.job_num == bindparam("of_job")
 
 UNANSWERED_S = 900.0
 """An open request that is older than this is given up when the next one comes, because no supervisor answers it."""
-_WORDS = "be profiled; only a job with workers can"
 
 
 def create(tx: Transaction, job_id: str, body: ProfileBody, *, now: float) -> ProfileView:
     """Makes a request for a profile. Raises JobNotFound, RequestConflict (JobEnded), ProfileOpen."""
-    job = load(tx, job_id, lock=True)
-    if job.state.ended:
-        raise JobEnded(job_id, job.state, "be profiled")
-    if job.state not in ACTIVE:
-        raise RequestConflict(job_id, job.state, _WORDS)
-    edit = JobEdit(tx, job, now)
-    if job.profile is not None:
-        if now - job.profile.requested_at < UNANSWERED_S:
-            raise ProfileOpen(job_id, job.profile.number, job.profile.rank)
-        end_open(edit, f"no answer within {UNANSWERED_S:g} s")
-    newest = tx.execute(select(func.max(profiles.c.number)).where(profiles.c.job_num == job.num)).scalar_one()
-    request = ProfileRequest(number=(newest or 0) + 1, rank=body.rank, steps=body.steps, requested_at=now)
-    view = ProfileView(
-        number=request.number,
-        state=ProfileState.REQUESTED,
-        rank=body.rank,
-        steps=body.steps,
-        requested_at=now,
-        attempt=job.attempt,
-    )
-    _write(tx, job.num, view)
-    tx.execute(
-        delete(profiles).where(profiles.c.job_num == job.num, profiles.c.number <= request.number - KEPT_PROFILES)
-    )
-    edit.set(profile=request.model_dump_json())
-    edit.event(ProfileRequested(number=request.number, rank=request.rank, steps=request.steps))
-    edit.save()
-    tx.publish(job_id)
+    with edit_job(tx, job_id, now) as edit:
+        job = edit.job
+        if job.state.ended:
+            raise JobEnded(job_id, job.state, "be profiled")
+        if job.state not in ACTIVE:
+            raise RequestConflict(job_id, job.state, "be profiled; only a job with workers can")
+        if job.profile is not None:
+            if now - job.profile.requested_at < UNANSWERED_S:
+                raise ProfileOpen(job_id, job.profile.number, job.profile.rank)
+            end_open(edit, f"no answer within {UNANSWERED_S:g} s")
+        newest = tx.execute(select(func.max(profiles.c.number)).where(profiles.c.job_num == job.num)).scalar_one()
+        request = ProfileRequest(number=(newest or 0) + 1, rank=body.rank, steps=body.steps, requested_at=now)
+        view = _of_request(edit, request)
+        _write(tx, job.num, view)
+        old = profiles.c.number <= request.number - KEPT_PROFILES
+        tx.execute(delete(profiles).where(profiles.c.job_num == job.num, old))
+        edit.set(profile=request.model_dump_json())
+        edit.event(ProfileRequested(number=request.number, rank=request.rank, steps=request.steps))
     return view
 
 
@@ -311,6 +289,7 @@ def end(edit: JobEdit, item: Profiled) -> None:
         "times": item.times,
         "files": item.files,
         "peak_bytes": item.peak_bytes,
+        "overlaps": item.overlaps,
         "held_s": item.held_s,
     }
     view = _of_request(edit, request).model_copy(update=ended)

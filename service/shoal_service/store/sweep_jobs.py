@@ -1,12 +1,12 @@
-"""Sweeps: their jobs, submitted and cancelled together; how they are listed; the end of one that is worse than others.
+"""Sweeps: submits and cancels their jobs together, lists them, compares their jobs, and ends the worse ones.
 
-What the jobs have reached is read by primary keys: a look costs a few rows for each job of the sweep. Which one ends is
-decided in `core/sweeps.py`.
+    create, cancel           all jobs of a sweep, or none
+    read_page, read_sweep    the list of sweeps, and one with its jobs, the best first
+    find_worse, prune        a comparison reads a few rows of each job, by primary keys
+    read_curves              one query: the steps themselves while there are few, otherwise the roll-ups of the finest
+                             level of which all jobs together have few enough rows
 
-The curves of all jobs of a sweep with a bounded number of rows, and what follows from them.
-
-One query reads them: the steps themselves while there are few, otherwise the roll-ups of the finest level of which all
-jobs together have few enough rows. http/routes/specs.py calls it; `core/sweeps.py` says which is the best so far.
+`core/sweeps.py` decides which job ends, and which is the best so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from shoal_service.core.downsampling import CHUNK
 from shoal_service.core.events import JobOutperformed, JobRequested
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.job_machine import ACTIVE, Requested, step
-from shoal_service.core.selection import LabelSelector
 from shoal_service.core.sweeps import (
     AVERAGED_STEPS,
     MAX_JOBS,
@@ -36,11 +35,21 @@ from shoal_service.core.sweeps import (
     step_to_compare,
     verdict,
 )
+from shoal_service.core.where.language import LabelSelector
 from shoal_service.fleet_views import SweepBest, SweepCurve, SweepCurves, SweepResult, SweepSummary, SweepView
 from shoal_service.store import access, job_lists, submissions
-from shoal_service.store.curve_points import WIDTHS
-from shoal_service.store.database import Transaction, json_number
-from shoal_service.store.edit import JobEdit
+from shoal_service.store.curves import WIDTHS
+from shoal_service.store.database import (
+    Transaction,
+    events,
+    in_projects,
+    job_labels,
+    jobs,
+    json_number,
+    series,
+    series_rollups,
+)
+from shoal_service.store.edit import edit_job
 from shoal_service.store.errors import (
     IdempotencyConflict,
     JobEnded,
@@ -49,8 +58,7 @@ from shoal_service.store.errors import (
     SweepNotFound,
     SweepTooLarge,
 )
-from shoal_service.store.records import load, load_spec
-from shoal_service.store.tables import events, job_labels, jobs, series, series_rollups
+from shoal_service.store.records import load_spec
 from shoal_service.views import Page
 from shoal_workers.contract import SWEEP_LABEL, JobSpec, JobState
 
@@ -69,7 +77,10 @@ def create(tx: Transaction, name: str, jobs: Sequence[tuple[JobSpec, str]], *, n
     number. Raises SweepConflict, SweepTooLarge; SpecError, as `submissions.create`.
     """
     ids, is_new = [], False
+    first_island: str | None = None
     for number, (spec, note) in enumerate(jobs, 1):
+        if spec.islands is not None and spec.islands.index and spec.islands.run is None:
+            spec = spec.model_copy(update={"islands": spec.islands.model_copy(update={"run": first_island})})
         key = f"sweep/{spec.project}/{name}/{number}"
         try:
             view, created = submissions.create(tx, spec, idempotency_key=key, now=now, note=note)
@@ -78,6 +89,8 @@ def create(tx: Transaction, name: str, jobs: Sequence[tuple[JobSpec, str]], *, n
         except QueueFull as error:
             raise SweepTooLarge(error.name, error.queued, error.max_queued, error.is_user) from None
         ids.append(view.id)
+        if spec.islands is not None and spec.islands.index == 0:
+            first_island = view.id
         is_new = is_new or created
     access.note_created(path=f"/v1/sweeps/{jobs[0][0].project}/{name}")
     return ids, is_new
@@ -86,7 +99,7 @@ def create(tx: Transaction, name: str, jobs: Sequence[tuple[JobSpec, str]], *, n
 def cancel(tx: Transaction, project: str, name: str, *, now: float) -> list[str]:
     """Ends those of its jobs that have not ended, and returns their ids. Raises SweepNotFound."""
     cancelled = []
-    for job_id in _job_ids(tx, project, name):
+    for job_id in reversed(_find_jobs(tx, project, name, limit=None)):
         try:
             changed = submissions.requested(tx, job_id, Desired.CANCEL, now=now)
         except JobEnded:
@@ -96,7 +109,7 @@ def cancel(tx: Transaction, project: str, name: str, *, now: float) -> list[str]
     return cancelled
 
 
-def page(
+def read_page(
     tx: Transaction,
     *,
     project: str | None = None,
@@ -105,28 +118,24 @@ def page(
     limit: int = 100,
     cursor: str | None = None,
 ) -> Page[SweepSummary]:
-    """The newest first, by their first jobs. None means all. Raises InvalidCursor."""
+    """Read the list of sweeps, the newest first, by their first jobs. None means all. Raises InvalidCursor."""
     first = func.min(jobs.c.num)
-    query = _members(
+    query = _select_members(
         first.label("first"),
         func.min(jobs.c.created_at).label("created_at"),
         func.max(jobs.c.ended_at).label("ended_at"),
         func.count(jobs.c.ended_at).label("num_ended"),
         func.count().label("num_jobs"),
-    )
-    if project is not None:
-        query = query.where(jobs.c.project == project)
+    ).where(in_projects(jobs.c.project, visible, project))
     if name is not None:
         query = query.where(job_labels.c.value == name)
-    if visible is not None:
-        query = query.where(jobs.c.project.in_(sorted(visible)))
     query = query.group_by(jobs.c.project, job_labels.c.value)
     if cursor is not None:
         query = query.having(first < job_lists.decode_cursor(cursor))
     rows = tx.execute(query.order_by(first.desc()).limit(limit + 1)).all()
     shown = rows[:limit]
     sweeps = [(row.project, row.value) for row in shown]
-    states, best = _num_by_state(tx, sweeps), _best(tx, sweeps)
+    states, best = _count_by_state(tx, sweeps), _find_best(tx, sweeps)
     items = tuple(
         SweepSummary(
             name=row.value,
@@ -144,10 +153,13 @@ def page(
     )
 
 
-def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) -> SweepView:
-    """Reads a sweep with its jobs, the best first. `order`: only those with these ids, in this order. Raises
-    SweepNotFound."""
-    sweeps = page(tx, project=project, name=name, limit=1).items
+def read_sweep(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) -> SweepView:
+    """Read a sweep with its jobs, the best first. Raises SweepNotFound.
+
+    Args:
+        order: only the jobs with these ids, in this order.
+    """
+    sweeps = read_page(tx, project=project, name=name, limit=1).items
     if not sweeps:
         raise SweepNotFound(project, name)
     query = job_lists.FleetQuery(
@@ -163,7 +175,9 @@ def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) ->
         items = tuple(sorted(items, key=lambda job: place[job.id]))
     else:
         items = tuple(sorted(items, key=lambda job: rank(job.val_loss, job.loss)))
-    newest = _members(jobs.c.num, jobs.c.spec_version).where(jobs.c.project == project, job_labels.c.value == name)
+    newest = _select_members(jobs.c.num, jobs.c.spec_version).where(
+        jobs.c.project == project, job_labels.c.value == name
+    )
     last = tx.execute(newest.order_by(jobs.c.num.desc()).limit(1)).one()
     rules = load_spec(tx, last.num, last.spec_version).sweep
     return SweepView(
@@ -176,19 +190,19 @@ def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) ->
     )
 
 
-def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -> dict[str, Verdict]:
-    """Finds which of these jobs of a sweep are worse than the others, by their ids."""
+def find_worse(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -> dict[str, Verdict]:
+    """Find which of these jobs of a sweep are worse than the others, by their ids. Raises SweepNotFound."""
     verdicts: dict[str, Verdict] = {}
-    nums = nums_by_id(tx, project, sweep)
+    nums = _find_jobs(tx, project, sweep)
     for measure in {rule.measure for rule in rules.values()}:
-        reached = _reached(tx, nums, measure)
+        reached = _read_reached(tx, nums, measure)
         values: dict[int, dict[str, float]] = {}
         for job_id, rule in rules.items():
             at = step_to_compare(job_id, reached, rule) if rule.measure is measure else None
             if at is None:
                 continue
             if at not in values:
-                values[at] = _values(tx, nums, at, measure)
+                values[at] = _read_values(tx, nums, at, measure)
             if worse := verdict(job_id, at, values[at], rule):
                 verdicts[job_id] = worse
     return verdicts
@@ -197,33 +211,30 @@ def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -
 def prune(tx: Transaction, job_id: str, sweep: str, worse: Verdict, rule: Rule, *, now: float) -> bool:
     """Ends a job that others of its sweep outperform. False: it has ended, or a user has asked for something else.
     Raises JobNotFound."""
-    job = load(tx, job_id, lock=True)
-    after = step(job.standing, Requested(Desired.CANCEL))
-    if job.state not in ACTIVE or job.standing.desired is not Desired.RUN or after is None:
-        return False
-    edit = JobEdit(tx, job, now)
-    event = JobOutperformed(
-        sweep=sweep,
-        measure=rule.measure.value,
-        step=worse.step,
-        value=_finite(worse.value),
-        median=_finite(worse.median),
-        num_others=worse.num_others,
-        num_kept=worse.num_kept,
-    )
-    edit.event(event)
-    edit.move(after, PRUNED, event.words())
-    edit.save()
-    tx.publish(job_id, is_request=True)
+    with edit_job(tx, job_id, now, is_request=True) as edit:
+        before, after = edit.standing, step(edit.standing, Requested(Desired.CANCEL))
+        if before.state not in ACTIVE or before.desired is not Desired.RUN or after is None:
+            return False
+        event = JobOutperformed(
+            sweep=sweep,
+            measure=rule.measure.value,
+            step=worse.step,
+            value=_finite_or_none(worse.value),
+            median=_finite_or_none(worse.median),
+            num_others=worse.num_others,
+            num_kept=worse.num_kept,
+        )
+        edit.event(event)
+        edit.move(after, PRUNED, event.words())
     return True
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def why_pruned(tx: Transaction, job_num: int) -> str:
-    """Why the job was asked to end; empty if a user asked."""
+def explain_pruning(tx: Transaction, job_num: int) -> str:
+    """Return why the job was asked to end; empty if a user asked."""
     asked = (JobOutperformed.type, JobRequested.type)
     query = select(events.c.type, events.c.data).where(events.c.job_num == job_num, events.c.type.in_(asked))
     newest = tx.execute(query.order_by(events.c.seq.desc()).limit(1)).one_or_none()
@@ -232,25 +243,25 @@ def why_pruned(tx: Transaction, job_num: int) -> str:
     return describe(newest.type, json.loads(newest.data)).message
 
 
-def _num_by_state(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Counter[JobState]]:
+def _count_by_state(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Counter[JobState]]:
     counts: dict[tuple[str, str], Counter[JobState]] = {sweep: Counter() for sweep in sweeps}
     if not counts:
         return counts
-    query = _members(jobs.c.state, func.count().label("number"))
+    query = _select_members(jobs.c.state, func.count().label("number"))
     query = query.where(tuple_(jobs.c.project, job_labels.c.value).in_(list(counts)))
     for row in tx.execute(query.group_by(jobs.c.project, job_labels.c.value, jobs.c.state)):
         counts[row.project, row.value][JobState(row.state)] = row.number
     return counts
 
 
-def _best(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SweepResult]:
+def _find_best(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SweepResult]:
     """The best job of each of these sweeps, by the same key as `rank`: only one row of each leaves the database."""
     if not sweeps:
         return {}
     val_loss, loss = (json_number(tx, jobs.c.status, name) for name in ("val_loss", "loss"))
     value = func.coalesce(val_loss, loss)
     place = func.row_number().over(partition_by=(jobs.c.project, job_labels.c.value), order_by=(value, jobs.c.num))
-    query = _members(
+    query = _select_members(
         jobs.c.id, jobs.c.name, val_loss.is_not(None).label("validated"), value.label("result"), place.label("place")
     )
     query = query.where(tuple_(jobs.c.project, job_labels.c.value).in_(list(sweeps)), value.is_not(None))
@@ -263,7 +274,7 @@ def _best(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str,
     }
 
 
-def _members(*columns: Any) -> Select[Any]:
+def _select_members(*columns: Any) -> Select[Any]:
     """Makes the query for the jobs of all sweeps: project, name of the sweep (`value`), and these columns."""
     return (
         select(jobs.c.project, job_labels.c.value, *columns)
@@ -272,20 +283,17 @@ def _members(*columns: Any) -> Select[Any]:
     )
 
 
-def nums_by_id(tx: Transaction, project: str, name: str) -> dict[str, int]:
-    """Numbers of the jobs of a sweep by their ids, the newest first; at most MAX_COMPARED."""
-    query = (
-        select(jobs.c.id, jobs.c.num)
-        .join(job_labels, job_labels.c.job_num == jobs.c.num)
-        .where(job_labels.c.key == SWEEP_LABEL, job_labels.c.value == name, jobs.c.project == project)
-        .order_by(jobs.c.num.desc())
-        .limit(MAX_COMPARED)
-    )
-    return {row.id: row.num for row in tx.execute(query)}
+def _find_jobs(tx: Transaction, project: str, name: str, *, limit: int | None = MAX_COMPARED) -> dict[str, int]:
+    """Find the numbers of the newest jobs of a sweep by their ids, newest first. Raises SweepNotFound."""
+    query = _select_members(jobs.c.id, jobs.c.num).where(jobs.c.project == project, job_labels.c.value == name)
+    rows = tx.execute(query.order_by(jobs.c.num.desc()).limit(limit)).all()
+    if not rows:
+        raise SweepNotFound(project, name)
+    return {row.id: row.num for row in rows}
 
 
-def _reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> dict[str, int]:
-    """The last step of each job for which it has a value; jobs without one are left out."""
+def _read_reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> dict[str, int]:
+    """Return the last step of each job for which it has a value, without the jobs that have none."""
     reached: dict[str, int] = {}
     for job_id, num in nums.items():
         if measure is Measure.VALIDATION:
@@ -302,9 +310,11 @@ def _reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> dict[st
     return reached
 
 
-def _values(tx: Transaction, nums: dict[str, int], step: int, measure: Measure) -> dict[str, float]:
-    """The values of the jobs that have one at this step. Of a job that is far beyond it the finest roll-ups are gone,
-    and the next coarser one that has the step stands for it."""
+def _read_values(tx: Transaction, nums: dict[str, int], step: int, measure: Measure) -> dict[str, float]:
+    """Return the values of the jobs that have one at this step.
+
+    The finest roll-ups of a job that is far beyond the step are gone: the next coarser one that has the step counts.
+    """
     ids = {num: job_id for job_id, num in nums.items()}
     if measure is Measure.VALIDATION:
         query = select(series.c.job_num, series.c.val_loss).where(
@@ -322,33 +332,17 @@ def _values(tx: Transaction, nums: dict[str, int], step: int, measure: Measure) 
     return values
 
 
-def _job_ids(tx: Transaction, project: str, name: str) -> list[str]:
-    """The ids of all jobs of a sweep, oldest first. Raises SweepNotFound."""
-    query = (
-        select(jobs.c.id)
-        .join(job_labels, job_labels.c.job_num == jobs.c.num)
-        .where(job_labels.c.key == SWEEP_LABEL, job_labels.c.value == name, jobs.c.project == project)
-        .order_by(jobs.c.num)
-    )
-    job_ids = list(tx.execute(query).scalars())
-    if not job_ids:
-        raise SweepNotFound(project, name)
-    return job_ids
-
-
 MAX_ROWS = 40_000
 """Rows that are read of all jobs together, about."""
 MAX_POINTS = 400
 """Points of a curve, at most."""
 
 
-def read(tx: Transaction, project: str, name: str, measure: str) -> SweepCurves:
-    """`measure`: loss or val_loss. Of at most 500 jobs, the newest ones. Raises SweepNotFound."""
-    nums = nums_by_id(tx, project, name)
-    if not nums:
-        raise SweepNotFound(project, name)
+def read_curves(tx: Transaction, project: str, name: str, measure: str) -> SweepCurves:
+    """Read the curves of the newest jobs, at most MAX_COMPARED. `measure`: loss or val_loss. Raises SweepNotFound."""
+    nums = _find_jobs(tx, project, name)
     ids = {num: job_id for job_id, num in nums.items()}
-    table, width = _source(tx, list(ids))
+    table, width = _choose_source(tx, list(ids))
     columns = (table.c.job_num, table.c.step, table.c.at, table.c[measure].label("value"))
     query = select(*columns).where(table.c.job_num.in_(ids), table.c[measure].is_not(None))
     if width:
@@ -360,18 +354,18 @@ def read(tx: Transaction, project: str, name: str, measure: str) -> SweepCurves:
     return SweepCurves(
         measure=measure,
         steps_per_point=width or 1,
-        jobs=tuple(_curve(job_id, curve) for job_id, curve in points.items()),
+        jobs=tuple(_make_curve(job_id, curve) for job_id, curve in points.items()),
         best=tuple(SweepBest(at=at, value=value, job=job_id) for at, value, job_id in best),
     )
 
 
-def _curve(job_id: str, points: list[tuple[int, float, float]]) -> SweepCurve:
+def _make_curve(job_id: str, points: list[tuple[int, float, float]]) -> SweepCurve:
     step, at, value = zip(*points, strict=True) if points else ((), (), ())
     return SweepCurve(id=job_id, step=step, at=at, value=value)
 
 
-def _source(tx: Transaction, nums: list[int]) -> tuple[Table, int]:
-    """The table to read, and the width of its buckets; 0: the steps themselves."""
+def _choose_source(tx: Transaction, nums: list[int]) -> tuple[Table, int]:
+    """Return the table to read, and the width of its buckets; 0 for the steps themselves."""
     furthest = 0
     for num in nums:  # each has an index with the answer at its end
         newest = tx.execute(select(func.max(series.c.step)).where(series.c.job_num == num)).scalar_one()

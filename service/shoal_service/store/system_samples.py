@@ -19,7 +19,7 @@ import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -35,9 +35,8 @@ from shoal_service.core.system_metrics import (
     bucket_of,
     level_for,
 )
-from shoal_service.store.database import Transaction, upsert
+from shoal_service.store.database import Transaction, system_samples, upsert
 from shoal_service.store.records import num_of
-from shoal_service.store.tables import system_samples
 from shoal_service.views import SystemColumns
 
 _FASTEST = 1
@@ -78,14 +77,8 @@ def row_of(sample: SystemSample) -> SystemRow:
 
 def in_buckets(rows: Iterable[SystemRow], width_s: float) -> list[SystemRow]:
     """One row for each bucket that has any; the times of `rows` ascend."""
-    result: list[SystemRow] = []
-    bucket: list[SystemRow] = []
-    for row in rows:
-        if bucket and bucket_of(bucket[-1].at, width_s) != bucket_of(row.at, width_s):
-            result.append(mean(bucket))
-            bucket = []
-        bucket.append(row)
-    return [*result, mean(bucket)] if bucket else result
+    buckets = groupby(rows, lambda row: bucket_of(row.at, width_s))
+    return [mean([*bucket]) for _, bucket in buckets]
 
 
 def mean(rows: Sequence[SystemRow]) -> SystemRow:

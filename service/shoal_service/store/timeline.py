@@ -1,5 +1,5 @@
 """The fleet over time: which job had how many workers when, from whom it got them and to whom they went, and where the
-worker-seconds went, by project; and what each project has used by week or month. http/routes/overviews.py calls it.
+worker-seconds went, by project; and what each project has used by week or month. http/routes/job_tables.py calls it.
 
 It reads the samples of the jobs' accounts and the events that change their workers, of the newest jobs that had an
 attempt in the window: a bounded number of primary-key ranges, one for each job. `core/worker_changes.py` joins what
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import select
@@ -28,8 +29,8 @@ from shoal_service.fleet_views import (
     TimelineJob,
     WorkerFlow,
 )
-from shoal_service.store.database import Transaction
-from shoal_service.store.tables import events, incidents, job_samples, jobs
+from shoal_service.store.database import Transaction, events, in_projects, job_samples, jobs
+from shoal_service.store.histories import read_incidents
 from shoal_service.views import IncidentView
 from shoal_workers.contract import IncidentCause, JobState
 
@@ -48,13 +49,12 @@ _COLUMNS = (job_samples.c.at, job_samples.c.workers, job_samples.c.granted, job_
 
 
 def read(tx: Transaction, *, since: float, until: float, visible: Collection[str] | None = None) -> FleetTimeline:
-    """`visible`: only jobs of these projects; None means all."""
+    """Read the timeline of the newest jobs. `visible`: only jobs of these projects; None means all."""
     query = select(
         *(jobs.c.num, jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.state, jobs.c.cluster),
         *(jobs.c.created_at, jobs.c.status),
     ).where(jobs.c.attempt > 0, jobs.c.ended_at.is_(None) | (jobs.c.ended_at >= since))
-    if visible is not None:
-        query = query.where(jobs.c.project.in_(sorted(visible)))
+    query = query.where(in_projects(jobs.c.project, visible))
     rows = tx.execute(query.order_by(jobs.c.num.desc()).limit(MAX_COUNTED)).all()
     edges = edges_of(since, until, NUM_INTERVALS)
     windows: dict[str, Window] = {}
@@ -66,14 +66,14 @@ def read(tx: Transaction, *, since: float, until: float, visible: Collection[str
         if place < MAX_JOBS:
             lanes.append(_lane(row, samples, since))
             changes += _changes(tx, row, since, until, lanes[-1])
-    changes_shown = connected(changes)[::-1][:MAX_CHANGES]
+    newest_changes = connected(changes)[::-1][:MAX_CHANGES]
     by_id = {row.id: row for row in rows}
     return FleetTimeline(
         since=since,
         until=until,
         jobs=tuple(lane for lane in lanes if lane.at),
         num_left_out=int(len(rows) > MAX_JOBS),
-        decisions=tuple(_shown(change, by_id) for change in changes_shown),
+        decisions=tuple(_make_view(change, by_id) for change in newest_changes),
         edges=tuple(edges),
         projects=tuple(_goodput(project, window) for project, window in sorted(windows.items())),
     )
@@ -91,10 +91,7 @@ def usage(
     query = select(jobs.c.num, jobs.c.project, jobs.c.created_at, jobs.c.ended_at, jobs.c.status).where(
         jobs.c.attempt > 0, jobs.c.created_at < edges[-1], jobs.c.ended_at.is_(None) | (jobs.c.ended_at >= edges[0])
     )
-    if project is not None:
-        query = query.where(jobs.c.project == project)
-    if visible is not None:
-        query = query.where(jobs.c.project.in_(sorted(visible)))
+    query = query.where(in_projects(jobs.c.project, visible, project))
     sums: dict[tuple[int, str], tuple[float, float, int]] = defaultdict(lambda: (0.0, 0.0, 0))
     for row in tx.execute(query):
         crossed = [edge for edge in edges if row.created_at < edge < (row.ended_at or edges[-1])]
@@ -138,21 +135,19 @@ def _samples(tx: Transaction, num: int, since: float, until: float) -> Sequence[
 
 
 def _lane(row: Any, samples: Sequence[Any], since: float) -> TimelineJob:
-    stretches: list[tuple[float, int, int, str]] = []
-    for sample in samples:
-        stretch = (max(sample.at, since), sample.workers, sample.granted, sample.state)
-        if not stretches or stretch[1:] != stretches[-1][1:]:
-            stretches.append(stretch)
+    """Make the columns of a job: samples that differ in nothing but the time are one stretch."""
+    changes = groupby(samples, lambda sample: (sample.workers, sample.granted, sample.state))
+    stretches = [(max(next(stretch).at, since), *values) for values, stretch in changes]
     return TimelineJob(
         id=row.id,
         name=row.name,
         project=row.project,
         user=row.user,
         state=JobState(row.state),
-        at=tuple(round(event[0], 2) for event in stretches),
-        workers=tuple(event[1] for event in stretches),
-        granted=tuple(event[2] for event in stretches),
-        states=tuple(JobState(event[3]) for event in stretches),
+        at=tuple(round(at, 2) for at, *_ in stretches),
+        workers=tuple(workers for _, workers, *_ in stretches),
+        granted=tuple(granted for _, _, granted, _ in stretches),
+        states=tuple(JobState(state) for *_, state in stretches),
     )
 
 
@@ -168,7 +163,7 @@ def _changes(tx: Transaction, row: Any, since: float, until: float, lane: Timeli
     for event in reversed(newest):
         data = json.loads(event.data)
         if event.type == IncidentOpened.type and not data["ranks"]:
-            known = _incidents(tx, row.num) if known is None else known
+            known = read_incidents(tx, row.id, newest=_MAX_OF_JOB) if known is None else known
             data |= _learned(event.at, data["id"], known)
         change = _change(row, event.at, event.type, data, granted, in_group)
         if event.type == IncidentOpened.type:
@@ -181,38 +176,32 @@ def _changes(tx: Transaction, row: Any, since: float, until: float, lane: Timeli
     return changes
 
 
-def _incidents(tx: Transaction, num: int) -> list[IncidentView]:
-    query = select(incidents.c.document).where(incidents.c.job_num == num)
-    newest = query.order_by(incidents.c.attempt.desc(), incidents.c.id.desc()).limit(_MAX_OF_JOB)
-    return [IncidentView.model_validate_json(text) for text in tx.execute(newest).scalars()]
-
-
 def _learned(at: float, number: int, known: Sequence[IncidentView]) -> dict[str, Any]:
     """What an incident that opened at this time has learned since: a survivor may report that its collective failed
     before anybody knows which worker was lost. Numbers begin anew with each attempt."""
-    same = [event for event in known if event.id == number and abs(event.at - at) < _SAME_S]
-    return {"cause": same[0].cause, "ranks": same[0].ranks, "message": same[0].message} if same else {}
+    same = [incident for incident in known if incident.id == number and abs(incident.at - at) < _SAME_S]
+    return {"cause": same[-1].cause, "ranks": same[-1].ranks, "message": same[-1].message} if same else {}
 
 
-def _change(row: Any, at: float, kind: str, data: dict[str, Any], granted: int, in_group: int) -> Change | None:
-    """What the event says about the workers of the job; None means nothing.
+def _change(row: Any, at: float, event_type: str, data: dict[str, Any], granted: int, in_group: int) -> Change | None:
+    """Read from an event how it changed the workers of the job; None if it did not.
 
     Args:
         granted: the workers that the job was granted before.
         in_group: the workers that the last incident has left in its group.
     """
-    message = describe(kind, data).message
+    message = describe(event_type, data).message
     common: dict[str, Any] = {"at": at, "job": row.id, "cluster": row.cluster, "words": message}
     others = tuple((data.get("others") or {}).items())
-    if kind == JobGranted.type:
+    if event_type == JobGranted.type:
         before, after = data["from"], data["to"]
         moved = ChangeKind.GROW if after > before else ChangeKind.SHRINK
         return Change(kind=moved, before=before, after=after, others=others, reason=data["reason"], **common)
-    if kind == JobPreempted.type:
+    if event_type == JobPreempted.type:
         before, receiver = data["workers"], data["beneficiary"]
         others = others or (((receiver, before),) if receiver else ())
         return Change(kind=ChangeKind.PREEMPT, before=before, after=0, others=others, reason=data["reason"], **common)
-    if kind == JobStateChanged.type:
+    if event_type == JobStateChanged.type:
         reason = data["message"] or data["reason"]
         if data.get("workers"):
             after = data["workers"]
@@ -220,16 +209,16 @@ def _change(row: Any, at: float, kind: str, data: dict[str, Any], granted: int, 
         if JobState(data["to"]) in ATTEMPT_STATES or not granted:
             return None
         return Change(kind=ChangeKind.LEAVE, before=granted, after=0, reason=f"{data['to']}: {reason}", **common)
-    if kind == IncidentOpened.type and data["ranks"]:
+    if event_type == IncidentOpened.type and data["ranks"]:
         before, lost = data["workers"], len(data["ranks"])
         return Change(kind=ChangeKind.LOST, before=before, after=before - lost, reason=message, **common)
-    if kind == IncidentClosed.type and data["to_workers"] not in (None, in_group):
+    if event_type == IncidentClosed.type and data["to_workers"] not in (None, in_group):
         after = data["to_workers"]
         return Change(kind=ChangeKind.RECOVERED, before=in_group, after=after, reason=message, **common)
     return None
 
 
-def _shown(change: Change, by_id: Mapping[str, Any]) -> TimelineChange:
+def _make_view(change: Change, by_id: Mapping[str, Any]) -> TimelineChange:
     def flows(job_flows: Sequence[tuple[str, int]]) -> tuple[WorkerFlow, ...]:
         return tuple(
             WorkerFlow(job=job, name=by_id[job].name if job in by_id else job, workers=workers)

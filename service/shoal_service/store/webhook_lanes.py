@@ -9,20 +9,18 @@ are those of the table of events. Nothing is sent here, and no secret is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, and_, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, and_, case, delete, func, insert, select, update
 
 from shoal_service.core.events import WebhookGaveUp
 from shoal_service.core.webhooks import OF_JOBS, Retries, ServiceWebhook
 from shoal_service.store import driving
-from shoal_service.store.database import Transaction, upsert
-from shoal_service.store.records import load, load_spec
-from shoal_service.store.tables import events, jobs, webhook_cursors, webhooks
+from shoal_service.store.database import Transaction, events, in_projects, jobs, upsert, webhook_cursors, webhooks
+from shoal_service.store.records import load_spec, num_of
 from shoal_service.views import WebhookView
-from shoal_workers.contract import JobSpec
 
 MAX_ERROR_CHARS = 300
 SERVICE, JOB = "service/", "job/"
@@ -87,18 +85,17 @@ def register(tx: Transaction, hooks: Iterable[ServiceWebhook], *, now: float) ->
         tx.execute(delete(webhook_cursors).where(webhook_cursors.c.hook == SERVICE + name))
 
 
-def backlog(tx: Transaction, changed_since: float) -> list[Lane]:
-    """Reads the lanes with events after their cursor, of jobs that have changed since then."""
+def read_backlog(tx: Transaction, changed_since: float) -> list[Lane]:
+    """Read the lanes with events after their cursor, of jobs that have changed since then."""
     changed = jobs.c.updated_at >= changed_since
     cursor = webhook_cursors
-    lanes = []
     columns = (jobs.c.num, jobs.c.id, jobs.c.event_seq, jobs.c.created_at, cursor)
     of_jobs = (
         select(*columns)
         .join(cursor, cursor.c.job_num == jobs.c.num)
         .where(changed, cursor.c.hook.startswith(JOB), jobs.c.event_seq > cursor.c.seq)
     )
-    lanes += [_lane(row, row.hook, row.seq) for row in tx.execute(of_jobs)]
+    lanes = [_make_lane(row, row.hook, row.seq) for row in tx.execute(of_jobs)]
     for name, since in tx.execute(select(webhooks.c.name, webhooks.c.since)).all():
         hook = SERVICE + name
         of_service = (
@@ -107,7 +104,7 @@ def backlog(tx: Transaction, changed_since: float) -> list[Lane]:
             .where(changed, jobs.c.updated_at >= since, jobs.c.event_seq > func.coalesce(cursor.c.seq, 0))
         )
         for row in tx.execute(of_service).all():
-            lane = _lane(row, hook, row.seq if row.seq is not None else _first_seq(tx, row, since))
+            lane = _make_lane(row, hook, row.seq if row.seq is not None else _read_first_seq(tx, row, since))
             if lane.event_seq > lane.seq:
                 lanes.append(lane)
     return lanes
@@ -154,13 +151,13 @@ def _save(tx: Transaction, lane: Lane, values: dict[str, Any], *, delivered: int
         tx.execute(insert(cursor), row)
 
 
-def _lane(row: Row[*tuple[Any, ...]], hook: str, seq: int) -> Lane:
+def _make_lane(row: Row[*tuple[Any, ...]], hook: str, seq: int) -> Lane:
     retries = Retries(num_failed=row.num_failed or 0, failing_since=row.failing_since, next_at=row.next_at)
     return Lane(job_num=row.num, job_id=row.id, hook=hook, seq=seq, event_seq=row.event_seq, retries=retries)
 
 
-def _first_seq(tx: Transaction, row: Row[*tuple[Any, ...]], since: float) -> int:
-    """Number of the last event of a job before the hook was set."""
+def _read_first_seq(tx: Transaction, row: Row[*tuple[Any, ...]], since: float) -> int:
+    """Return the number of the last event of a job before the hook was set."""
     if row.created_at >= since:
         return 0
     query = select(func.coalesce(func.max(events.c.seq), 0)).where(events.c.job_num == row.num, events.c.at < since)
@@ -176,9 +173,8 @@ class WebhookLag:
     """Time of the oldest of these events."""
 
 
-def lags(tx: Transaction) -> dict[str, WebhookLag]:
-    """How far hooks lag, by the name of the hook; those of all specs together are `OF_JOBS`. Hooks that deliver are not
-    in it."""
+def read_lags(tx: Transaction) -> dict[str, WebhookLag]:
+    """Return how far the hooks lag that do not deliver, by name; those of all specs together are `OF_JOBS`."""
     cursor = webhook_cursors.c
     query = (
         select(cursor.hook, func.count(), func.min(cursor.waiting_since))
@@ -193,90 +189,59 @@ def lags(tx: Transaction) -> dict[str, WebhookLag]:
     return lags_by_hook
 
 
-def views(
+_FAILS = webhook_cursors.c.waiting_since.is_not(None)
+_SUMS = (
+    func.coalesce(func.sum(webhook_cursors.c.delivered), 0).label("delivered"),
+    func.coalesce(func.sum(webhook_cursors.c.gave_up), 0).label("gave_up"),
+    func.count(webhook_cursors.c.waiting_since).label("failing"),
+    func.min(webhook_cursors.c.waiting_since).label("waiting_since"),
+    func.min(webhook_cursors.c.failing_since).label("failing_since"),
+    func.min(webhook_cursors.c.next_at).label("next_at"),
+    func.max(webhook_cursors.c.delivered_at).label("delivered_at"),
+    func.coalesce(func.max(case((_FAILS, webhook_cursors.c.error), else_="")), "").label("error"),
+)
+"""What a WebhookView shows of the lanes of a hook."""
+
+
+def read_views(
     tx: Transaction, job_id: str | None = None, *, limit: int = 100, visible: Collection[str] | None = None
 ) -> list[WebhookView]:
-    """The hooks that concern a job; None means those of the settings, over all jobs, and at most `limit` hooks of specs
-    that fail.
+    """Return the hooks of the settings for a job, then those of its spec. Raises JobNotFound.
 
-    `visible`: without a job only hooks of specs of these projects. Raises JobNotFound.
+    Without a job: the hooks of the settings over all jobs; then the hooks of specs whose events wait after a failed
+    attempt, those that wait longest first, at most `limit`.
+
+    Args:
+        visible: without a job, only hooks of specs of these projects.
     """
-    return _views_of_all(tx, limit=limit, visible=visible) if job_id is None else _views_of_job(tx, job_id)
-
-
-def _views_of_all(tx: Transaction, *, limit: int, visible: Collection[str] | None = None) -> list[WebhookView]:
-    """Each hook of the settings, over all jobs; then the hooks of specs whose events wait after a failed attempt, those
-    that wait longest first, at most `limit`."""
     cursor = webhook_cursors.c
-    sums = (
-        func.coalesce(func.sum(cursor.delivered), 0),
-        func.coalesce(func.sum(cursor.gave_up), 0),
-        func.count(cursor.waiting_since),
-        func.min(cursor.waiting_since),
-        func.min(cursor.failing_since),
-        func.min(cursor.next_at),
-        func.max(cursor.delivered_at),
-        func.coalesce(func.max(case((cursor.waiting_since.is_not(None), cursor.error), else_="")), ""),
-    )
-    views = []
-    of_settings = tx.execute(select(webhooks).order_by(webhooks.c.name)).all() if visible is None else []
-    for hook in of_settings:
-        values = tx.execute(select(*sums).where(cursor.hook == SERVICE + hook.name)).one()
-        views.append(_view(SERVICE + hook.name, None, hook.receiver, json.loads(hook.events), values))
-    query = (
-        select(webhook_cursors, jobs.c.id)
-        .join(jobs, jobs.c.num == cursor.job_num)
-        .where(cursor.hook.startswith(JOB), cursor.waiting_since.is_not(None))
-        .order_by(cursor.waiting_since)
-        .limit(limit)
-    )
-    if visible is not None:
-        query = query.where(jobs.c.project.in_(sorted(visible)))
-    return [*views, *(_of_job(tx, row, row.id) for row in tx.execute(query).all())]
+    of_specs = select(cursor.hook, cursor.job_num, jobs.c.id).join(jobs, jobs.c.num == cursor.job_num)
+    of_specs = of_specs.where(cursor.hook.startswith(JOB))
+    if job_id is None:
+        lanes: tuple[ColumnElement[bool], ...] = ()
+        of_specs = of_specs.where(_FAILS, in_projects(jobs.c.project, visible))
+        rows = tx.execute(of_specs.order_by(cursor.waiting_since).limit(limit)).all()
+    else:
+        lanes, visible = (cursor.job_num == num_of(tx, job_id),), None
+        rows = sorted(tx.execute(of_specs.where(*lanes)), key=lambda row: int(row.hook.removeprefix(JOB)))
+    hooks = []
+    for hook in tx.execute(select(webhooks).order_by(webhooks.c.name)).all() if visible is None else ():
+        name, sums = SERVICE + hook.name, select(*_SUMS).where(*lanes, cursor.hook == SERVICE + hook.name)
+        hooks.append(_read_view(tx, name, job_id, (hook.receiver, json.loads(hook.events)), sums))
+    for row in rows:
+        spec_hooks = load_spec(tx, row.job_num, 1).webhooks  # the same in every version
+        number = int(row.hook.removeprefix(JOB))
+        spec_hook = spec_hooks[number] if number < len(spec_hooks) else None
+        selection = (spec_hook.receiver, spec_hook.events) if spec_hook is not None else ("", ())
+        sums = select(*_SUMS).where(cursor.job_num == row.job_num, cursor.hook == row.hook)
+        hooks.append(_read_view(tx, row.hook, row.id, selection, sums))
+    return hooks
 
 
-def _views_of_job(tx: Transaction, job_id: str) -> list[WebhookView]:
-    """The hooks of the settings for this job, then those of its spec. Raises JobNotFound."""
-    job = load(tx, job_id)
-    cursor = webhook_cursors.c
-    rows = {row.hook: row for row in tx.execute(select(webhook_cursors).where(cursor.job_num == job.num))}
-    views = []
-    for hook in tx.execute(select(webhooks).order_by(webhooks.c.name)).all():
-        row = rows.get(SERVICE + hook.name)
-        views.append(_view(SERVICE + hook.name, job_id, hook.receiver, json.loads(hook.events), _values(row)))
-    own = sorted((row for name, row in rows.items() if name.startswith(JOB)), key=lambda row: int(row.hook[len(JOB) :]))
-    return [*views, *(_of_job(tx, row, job_id) for row in own)]
-
-
-def _of_job(tx: Transaction, row: Row[*tuple[Any, ...]], job_id: str) -> WebhookView:
-    spec: JobSpec = load_spec(tx, row.job_num, 1)  # webhooks are the same in every version
-    number = int(row.hook.removeprefix(JOB))
-    hook = spec.webhooks[number] if number < len(spec.webhooks) else None
-    receiver, patterns = (hook.receiver, hook.events) if hook is not None else ("", ())
-    return _view(row.hook, job_id, receiver, patterns, _values(row))
-
-
-def _values(row: Row[*tuple[Any, ...]] | None) -> tuple[Any, ...]:
-    if row is None:
-        return 0, 0, 0, None, None, None, None, ""
-    is_failing = row.waiting_since is not None
-    times = (row.waiting_since, row.failing_since, row.next_at, row.delivered_at)
-    return row.delivered, row.gave_up, int(is_failing), *times, row.error if is_failing else ""
-
-
-def _view(hook: str, job_id: str | None, receiver: str, patterns: Any, values: Any) -> WebhookView:
-    delivered, gave_up, failing, waiting_since, failing_since, next_at, delivered_at, error = values
-    return WebhookView(
-        hook=hook,
-        job_id=job_id,
-        receiver=receiver,
-        events=tuple(patterns),
-        delivered=delivered,
-        gave_up=gave_up,
-        failing=failing,
-        waiting_since=waiting_since,
-        failing_since=failing_since,
-        next_at=next_at,
-        delivered_at=delivered_at,
-        error=error,
-    )
+def _read_view(
+    tx: Transaction, hook: str, job_id: str | None, selection: tuple[str, Sequence[str]], sums: Select[Any]
+) -> WebhookView:
+    """Make a view. `selection`: receiver, and patterns of events."""
+    receiver, patterns = selection
+    values = tx.execute(sums).one()._mapping
+    return WebhookView(hook=hook, job_id=job_id, receiver=receiver, events=tuple(patterns), **values)

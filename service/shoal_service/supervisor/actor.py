@@ -22,8 +22,7 @@ from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.supervisor import Supervisor
 from shoal_service.supervisor.workers import probes
 from shoal_service.supervisor.workers.probes import HostProbe
-from shoal_service.supervisor.workers.ray_agents import RayAgents
-from shoal_service.supervisor.workers.ray_fleet import RayFleet
+from shoal_service.supervisor.workers.ray_fleet import RayAgents, RayFleet
 from shoal_workers.actor import WorkerActor
 from shoal_workers.actor_process import exit_with_raylet
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs

@@ -19,11 +19,11 @@ import asyncio
 import errno
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from shoal_service.core.attempt.checkpoints import what_is_missing
+from shoal_service.core.attempt.checkpoints import describe_missing
 from shoal_service.core.attempt.messages import (
     CheckpointCommitted,
     CheckpointFound,
@@ -37,13 +37,19 @@ from shoal_service.core.attempt.state import Attempt
 from shoal_service.core.events import CheckpointRetentionFailed
 from shoal_service.core.retention import best_names, choose_deletions
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.protocols import ANYBODY, Catalog, Deleter, Found, World
+from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found, World
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.checkpoint import beginnings
-from shoal_workers.checkpoint.commit import checkpoint_names, commit_in, marker_in, marker_of
+from shoal_workers.checkpoint.commit import (
+    check_lengths,
+    checkpoint_names,
+    commit_in,
+    marker_in,
+    marker_of,
+    verify_file,
+)
 from shoal_workers.checkpoint.errors import AttemptFollowed, DamagedCheckpoint, StorageUnusable
-from shoal_workers.checkpoint.integrity import check_lengths, verify_file
 from shoal_workers.checkpoint.storage import Directory, join, open_job_directory
 from shoal_workers.contract import MARKER_NAME, CheckpointName, CommitMarker, SavedPart
 
@@ -85,7 +91,7 @@ class CheckpointCoordinator:
         except Exception as error:
             self._post(StorageIsUnusable(f"{type(error).__name__}: {error}"))
         else:
-            if missing := what_is_missing(command.expected, search.newest_there):
+            if missing := describe_missing(command.expected, search.newest_there):
                 self._post(StorageAway(missing, is_missing=True))
                 return
             damaged = tuple((str(name), str(error)) for name, error in search.damaged)
@@ -94,6 +100,7 @@ class CheckpointCoordinator:
     async def commit(self, name: str, parts: tuple[SavedPart, ...], state: Attempt) -> None:
         """Writes the marker of a complete set of parts of one generation."""
         first = parts[0]
+        [checkpoint] = _parse((name,))
         async with self._one_at_a_time:
             try:
                 await asyncio.to_thread(self._require_current)
@@ -103,11 +110,10 @@ class CheckpointCoordinator:
                 )
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
-                self._reporter.add(_view(self._catalog, name, parts, state, CheckpointState.FAILED, message))
+                self._show(checkpoint, CheckpointState.FAILED, message=message, **_measure(parts))
                 self._post(CommitFailed(name, first.generation, message))
                 return
-            view = _view(self._catalog, name, parts, state, CheckpointState.COMMITTED, "")
-            self._reporter.add(view.model_copy(update={"committed_at": marker.committed_at}))
+            self._show(checkpoint, CheckpointState.COMMITTED, committed_at=marker.committed_at, **_measure(parts))
             self._post(CheckpointCommitted(name, first.generation, first.step))
             self._committed.add(name)
             await self._retain(state)
@@ -123,16 +129,19 @@ class CheckpointCoordinator:
             _log.warning("checkpoint.torn_not_removed", extra={"error": f"{type(error).__name__}: {error}"})
 
     def show_damaged(self, name: str, message: str) -> None:
-        parsed = CheckpointName.parse(name)
-        assert parsed is not None
+        [damaged] = _parse((name,))
+        self._show(damaged, CheckpointState.DAMAGED, message=message)
+
+    def _show(self, name: CheckpointName, state: CheckpointState, **details: Any) -> None:
+        """Report what has become of a checkpoint. `details`: further fields of the view."""
         self._reporter.add(
             CheckpointView(
-                step=parsed.step,
-                url=self._catalog.url(parsed),
-                state=CheckpointState.DAMAGED,
-                attempt=parsed.attempt,
-                generation=parsed.generation,
-                message=message,
+                step=name.step,
+                url=self._catalog.url(name),
+                state=state,
+                attempt=name.attempt,
+                generation=name.generation,
+                **details,
             )
         )
 
@@ -153,9 +162,9 @@ class CheckpointCoordinator:
             raise StorageHangs(f"the storage did not answer within {limit_s:g} s (timeouts.commit_s)") from None
 
     def _find(self, command: FindCheckpoint) -> Found:
-        search = partial(self._catalog.search, excluding=_names(command.excluding))
+        search = partial(self._catalog.search, excluding=_parse(command.excluding))
         if not self._is_checked:
-            if command.expected is not None and what_is_missing(
+            if command.expected is not None and describe_missing(
                 command.expected, (checkpoint_found := search()).newest_there
             ):
                 return checkpoint_found  # nothing is written here: it would count when the job's directory is back
@@ -165,7 +174,7 @@ class CheckpointCoordinator:
         return search()
 
     async def _remove_torn(self, state: Attempt) -> None:
-        committing = _names(state.checkpoints.committing)
+        committing = _parse(state.checkpoints.committing)
         await asyncio.to_thread(self._catalog.remove_torn, in_flight=committing, by=self._deleter(state))
 
     def _deleter(self, state: Attempt) -> Deleter:
@@ -177,9 +186,9 @@ class CheckpointCoordinator:
                 partial(
                     self._catalog.retain,
                     self._config.spec.checkpoint.keep,
-                    damaged=_names(state.checkpoints.damaged),
-                    in_flight=_names(tuple(n for n in state.checkpoints.committing if n not in self._committed)),
-                    pinned=_names(state.target.pinned),
+                    damaged=_parse(state.checkpoints.damaged),
+                    in_flight=_parse(n for n in state.checkpoints.committing if n not in self._committed),
+                    pinned=_parse(state.target.pinned),
                     best=state.history.standing.kept_steps if state.history.standing is not None else (),
                     by=self._deleter(state),
                 ),
@@ -189,38 +198,21 @@ class CheckpointCoordinator:
             self._reporter.emit(CheckpointRetentionFailed(message=f"{type(error).__name__}: {error}"))
             return
         for name in deleted:
-            self._reporter.add(
-                CheckpointView(
-                    step=name.step,
-                    url=self._catalog.url(name),
-                    state=CheckpointState.DELETED,
-                    attempt=name.attempt,
-                    generation=name.generation,
-                )
-            )
+            self._show(name, CheckpointState.DELETED)
 
 
-def _names(names: tuple[str, ...]) -> list[CheckpointName]:
+def _parse(names: Iterable[str]) -> list[CheckpointName]:
     return [parsed for parsed in (CheckpointName.parse(name) for name in names) if parsed is not None]
 
 
-def _view(
-    catalog: Catalog, name: str, parts: tuple[SavedPart, ...], state: Attempt, view_state: CheckpointState, message: str
-) -> CheckpointView:
-    parsed = CheckpointName.parse(name)
-    assert parsed is not None
-    return CheckpointView(
-        step=parsed.step,
-        url=catalog.url(parsed),
-        state=view_state,
-        bytes=sum(file.bytes for part in parts for file in part.files),
-        seconds=max(part.stall_s + part.write_s for part in parts),
-        stall_s=max(part.stall_s for part in parts),
-        attempt=state.config.attempt,
-        generation=parsed.generation,
-        world_size=len(parts),
-        message=message,
-    )
+def _measure(parts: tuple[SavedPart, ...]) -> dict[str, float]:
+    """Return size and durations of a checkpoint, by the names that its view has for them."""
+    return {
+        "bytes": sum(file.bytes for part in parts for file in part.files),
+        "seconds": max(part.stall_s + part.write_s for part in parts),
+        "stall_s": max(part.stall_s for part in parts),
+        "world_size": len(parts),
+    }
 
 
 class CheckpointCatalog:
@@ -271,15 +263,6 @@ class CheckpointCatalog:
         if later is not None:
             raise AttemptFollowed(place.url, attempt, later)
         return commit_in(place, marker)
-
-    def newest(
-        self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
-    ) -> CheckpointName | None:
-        """Finds the newest checkpoint with a valid marker; with `before`, the newest that is older than it."""
-        for name in self._counting():
-            if (before is None or name < before) and name not in excluding and self._marker(name) is not None:
-                return name
-        return None
 
     def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
         damaged: list[tuple[CheckpointName, DamagedCheckpoint]] = []
@@ -463,5 +446,5 @@ def _why_not(root: str, name: str) -> str:
         return ""
     if CheckpointName.parse(name) is None:
         return f"{name!r} is not the name of a checkpoint"
-    missing = what_is_missing(name, CheckpointCatalog(root).search().newest_there)
+    missing = describe_missing(name, CheckpointCatalog(root).search().newest_there)
     return f"{root}: {missing}" if missing else ""

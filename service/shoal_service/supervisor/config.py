@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal_service.core.attempt.messages import Directed
 from shoal_service.core.attempt.state import AGENTS_FROM, AvoidedNode, Timeouts
 from shoal_service.core.endings import LostAttempt
@@ -16,6 +18,7 @@ from shoal_workers.contract import (
     SnapshotScope,
     Standing,
 )
+from shoal_workers.contract.base import FieldError
 
 
 class SupervisorConfig(Frozen):
@@ -118,13 +121,9 @@ def with_origin(spec: JobSpec, default_url: str) -> JobSpec:
     return spec.model_copy(update={"continue_from": origin.model_copy(update={"url": url})})
 
 
-class StaleEpoch(Exception):
+@dataclass(eq=False)
+class StaleEpoch(FieldError, text="lease epoch {epoch} is over; the current one is {current}"):
     """The directive comes from a control plane whose lease is over: another one owns the jobs now."""
 
-    def __init__(self, epoch: int, current: int) -> None:
-        super().__init__(epoch, current)
-        self.epoch = epoch
-        self.current = current
-
-    def __str__(self) -> str:
-        return f"lease epoch {self.epoch} is over; the current one is {self.current}"
+    epoch: int
+    current: int

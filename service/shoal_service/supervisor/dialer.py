@@ -40,7 +40,7 @@ from shoal_service.home import (
 from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.journal import end_replaced_process
 from shoal_service.supervisor.protocols import Journal
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.version import VERSION
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, assert_never
+from functools import partial
+from typing import Any, TypeVar, assert_never
 
 from shoal_service.clock import Clock, WallClockWatch
 from shoal_service.cluster.node_table import NodeTable
@@ -57,12 +58,12 @@ from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.inspection import Inspection
 from shoal_service.supervisor.journal import NO_ORDER, JournalEntry, UnansweredOrders
 from shoal_service.supervisor.protocols import Fleet, WorkerCallError, World
-from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.reporting.reporter import Outbox, Reporter
 from shoal_service.supervisor.workers.agent_pool import AgentPool
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract import WIRE_VERSION, IncidentCause, ValidationReport, worker_name
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 TICK_S = 0.25
 _FORGET_S = 2.0
@@ -135,8 +136,10 @@ class Executor:
     async def run(self) -> None:
         """Runs until the attempt has ended and everything that it started is released."""
         self._loop = asyncio.get_running_loop()
-        self._world.node_watch.start(self._nodes_changed)
-        self._world.host_watch.start(self._silence_changed, silent_nodes(self._state.pool))
+        self._world.node_watch.start(partial(self._call_on_loop, self._follow_nodes))
+        self._world.host_watch.start(
+            lambda silent: self._call_on_loop(self._post, NodesSilent(silent)), silent_nodes(self._state.pool)
+        )
         self._agent_pool.start()
         if self._is_restart:
             self._reattach()
@@ -180,21 +183,14 @@ class Executor:
         """Passes on what the control plane wants now; called on a Ray thread."""
         self._call_on_loop(self._follow, directive)
 
-    def _nodes_changed(self, nodes: NodeTable) -> None:
-        """Called on the thread of the node watch."""
-        self._call_on_loop(self._follow_nodes, nodes)
-
-    def _silence_changed(self, silent: dict[str, str]) -> None:
-        """Called on the thread of the host watch."""
-        self._call_on_loop(self._post, NodesSilent(silent))
-
     def _watch_hosts(self) -> None:
         """Watches the hosts of the workers, and that of Ray's head."""
         raylets, head = self._nodes.raylets, self._nodes.head
-        nodes = {worker.info.node_id for worker in self._state.pool.workers if worker.info is not None} | {head}
+        nodes = {worker.node_id for worker in self._state.pool.workers} | {head}
         self._world.host_watch.watch({node_id: raylets[node_id] for node_id in nodes if node_id in raylets}, head)
 
-    def _call_on_loop(self, function: Any, argument: Any) -> None:
+    def _call_on_loop(self, function: Callable[[T], None], argument: T) -> None:
+        """Call the function on the loop; from any thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the attempt is over
                 self._loop.call_soon_threadsafe(function, argument)
@@ -368,10 +364,10 @@ class Executor:
         self._reporter.carry_out([Emit(SupervisorRestarted(found=len(reattached), of=len(workers)))], self._state)
         for worker in workers:
             if worker.index in reattached:
-                self._adopt(worker, is_to_run=worker.index in to_run)
+                client = self._clients[worker.index] = WorkerClient(worker.index, worker.worker_id, self._context)
+                client.take_over(worker, self._state.group.generation, is_to_run=worker.index in to_run)
             elif worker.index not in to_start:
-                by_node = worker.info is not None and worker.info.node_id in dead
-                cause = IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED
+                cause = IncidentCause.NODE_DIED if worker.node_id in dead else IncidentCause.WORKER_DIED
                 message = "the worker was gone when the supervisor was restarted"
                 if not _speaks_this_version(worker, self._entry_version):
                     cause, message = IncidentCause.WORKER_DIED, self._replace_old(worker)
@@ -393,35 +389,12 @@ class Executor:
         version = _version_of(worker, self._entry_version)
         return f"the worker speaks wire version {version}, and the restarted supervisor {WIRE_VERSION}: it is replaced"
 
-    def _adopt(self, worker: Worker, *, is_to_run: bool) -> None:
-        client = self._clients[worker.index] = WorkerClient(worker.index, worker.worker_id, self._context)
-        _adopt(client, worker, self._state.group.generation, is_to_run=is_to_run)
-
     def _find_to_kill(self, index: int) -> None:
         """Finds a worker that the machine has dropped and that may still be there, so that it can be killed."""
         config = self._state.config
         worker_id = worker_name(config.job_id, config.attempt, index)
         if self._fleet.find(index, worker_id, None):
             self._clients[index] = WorkerClient(index, worker_id, self._context)
-
-
-def _adopt(client: WorkerClient, worker: Worker, generation: int, *, is_to_run: bool) -> None:
-    """Take over a worker that was found by its name, after a restart of the supervisor.
-
-    Args:
-        generation: the newest in the journal.
-        is_to_run: the worker's `run` call is repeated.
-    """
-    client.adopt(generation)
-    client.start_polling()
-    if worker.info is not None:
-        client.probe(worker.info)
-    if worker.in_run and not is_to_run:
-        client.rejoin(generation)
-    elif worker.left_out is not None and worker.left_out.generation is not None:
-        client.rejoin(worker.left_out.generation)
-    elif not worker.warm:
-        client.prepare()
 
 
 def _version_of(worker: Worker, entry_version: int) -> int:

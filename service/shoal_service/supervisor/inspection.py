@@ -1,23 +1,16 @@
-"""Inspection: what looks into the workers of an attempt without deciding anything about it: stacks, suspects, profiles.
+"""Looks into the workers of an attempt without deciding anything about it: stacks, suspects, profiles, metrics.
 
-    group stands still      ->  stacks are taken at once, while all ranks still stand where they stand
-    incident opens          ->  the stacks of this standstill become a part of it, and an event
-    progress                ->  they are dropped
-    report of a step        ->  core/culprit.py; if only the waiting has grown, the links are looked at
-    an incident is open     ->  its stacks name the suspect, or its exits and its cause
+    StackTaker        takes the stacks of all ranks as soon as a group stands still. If an incident follows, they become
+                      a part of it; with progress they are dropped
+    SuspectFinder     names whom an incident or a slow-down suspects: core/culprit.py decides
+    ProfileTaker      passes on the request for a profile
+    MetricsForwarder  passes the points of a job to its metrics hook, which runs beside one of the workers:
 
-Hidden here: when the workers are asked, and that their answers may come too late or not at all. Made by the executor,
-which shows it every turn of the machine; it delays nothing: the group is interrupted when the attempt machine says so,
-whether its stacks have arrived or not. `stacks` is also called
-by the supervisor, on request.
+        reporter --> MetricBacklog --batch--> worker's HookProcess --> the user's hook
+                          ^---------------- logged up to -------'
 
-MetricsForwarder: passes the points of a job to its metrics hook, which runs beside one of the workers.
-
-    reporter --> MetricBacklog --batch--> worker's HookProcess --> the user's hook
-                      ^---------------- logged up to -------'
-
-The worker stays the same while it is there, so there is one hook at a time. Made by Inspection, on the executor's loop.
-It decides nothing about the attempt, and delays nothing but its end, by `_LAST_S` at most.
+The executor calls Inspection after each turn of the machine. Nothing here delays the attempt but the hook at its end,
+by `_LAST_S` at most: the group is interrupted when the machine says so, whether its stacks have arrived or not.
 """
 
 from __future__ import annotations
@@ -90,14 +83,14 @@ class Inspection:
         self._metrics = MetricsForwarder(config.spec.metrics.hook, context)
 
     def consider(self, events: Sequence[Event], commands: Iterable[Command], directive: Directive | None) -> None:
-        """Called after each turn of the machine, before its commands are performed."""
+        """Look at a turn of the machine, before its commands are performed."""
         self.stacks.consider(commands)
         self._suspects.consider(events)
         self._profiles.consider(events, directive)
         self._metrics.consider()
 
     async def finish(self, end: End | None) -> None:
-        """Called before the workers are released. `end`: None if the attempt goes on in another supervisor."""
+        """Finish before the workers are released. `end`: None if the attempt goes on in another supervisor."""
         if end is not None:
             await self._metrics.finish(end.end.reason)
 
@@ -112,21 +105,21 @@ class StackTaker:
         """The standstill whose stacks were asked for last."""
         self._taken: Stacks | None = None
         """The stacks of that standstill; None if they have not arrived."""
-        self._waiting: int | None = None
+        self._awaiting: int | None = None
         """Id of the incident that began before the stacks of its standstill had arrived; None if there is none."""
-        self.named: int | None = None
+        self.suspected_incident: int | None = None
         """Id of the incident whose suspect was found by its stacks; None if there is none."""
 
-    def requested(self, rank: int | None, *, native: bool) -> Stacks | None:
-        """Takes what all workers do now, or one rank; called on a thread of Ray. None if the attempt is over, or
-        begins."""
+    def take_on_request(self, rank: int | None, *, native: bool) -> Stacks | None:
+        """Take the stacks of all workers, or of one rank; from any thread but the loop's. None if the attempt is over,
+        or begins."""
         if self._loop is None or self._loop.is_closed():
             return None
         work = self.take("requested", rank=rank, native=native)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_REQUEST_S)
 
     async def take(self, reason: str, *, rank: int | None = None, native: bool = False) -> Stacks:
-        """Takes the stacks of all workers, or of one rank. It needs some seconds at most, and raises nothing."""
+        """Take the stacks of all workers, or of one rank. It needs some seconds at most, and raises nothing."""
         state = self._context.state()
         workers = [w for w in state.pool.workers if rank is None or state.group.rank_of(w.index) == rank]
         known = [w for w in workers if self._context.fleet.knows(w.index)]
@@ -143,8 +136,8 @@ class StackTaker:
         of_group = [(r, ip, s) for (r, s), ip in zip(samples, ips, strict=True) if r is not None]
         return report.model_copy(update={"suspect": whom_do_they_wait_for(of_group)})
 
-    async def links(self) -> Suspect | None:
-        """Finds the suspect whose link between nodes is bad now; None if no link is bad."""
+    async def find_bad_link(self) -> Suspect | None:
+        """Find the suspect whose link between nodes is bad now; None if no link is bad."""
         state = self._context.state()
         workers = [
             w for i in state.group.workers if (w := state.pool.worker(i)) is not None and self._context.fleet.knows(i)
@@ -159,7 +152,7 @@ class StackTaker:
         )
 
     def consider(self, commands: Iterable[Command]) -> None:
-        """Called after each turn of the machine, before its commands are performed."""
+        """Look at a turn of the machine, before its commands are performed."""
         self._loop, state = asyncio.get_running_loop(), self._context.state()
         for command in commands:
             match command:
@@ -168,7 +161,7 @@ class StackTaker:
                 case ShowIncident(incident, closed_at=None):
                     self._attach(incident.id, incident.before.generation)
         standstill = (state.group.generation, hangs.newest_progress(state))
-        if standstill == self._standstill or self._waiting is not None:
+        if standstill == self._standstill or self._awaiting is not None:
             return
         self._standstill, self._taken = None, None  # it made progress since
         self._context.reporter.set_standstill("")
@@ -185,30 +178,30 @@ class StackTaker:
             return
         self._taken = stacks
         self._context.reporter.set_standstill(stacks.summary)
-        if self._waiting is not None:
-            self._show(self._waiting, stacks)
+        if self._awaiting is not None:
+            self._add_to_incident(self._awaiting, stacks)
 
     def _attach(self, incident_id: int, generation: int) -> None:
         """Attaches the stacks to an incident of this generation that has begun."""
         if self._standstill is None or self._standstill[0] != generation:
             return
         if self._taken is not None:
-            self._show(incident_id, self._taken)
+            self._add_to_incident(incident_id, self._taken)
         else:
-            self._waiting = incident_id
+            self._awaiting = incident_id
 
-    def _show(self, incident_id: int, stacks: Stacks) -> None:
-        self._standstill, self._taken, self._waiting = None, None, None
+    def _add_to_incident(self, incident_id: int, stacks: Stacks) -> None:
+        self._standstill, self._taken, self._awaiting = None, None, None
         kept = trimmed(stacks)
         self._context.reporter.keep_stacks(incident_id, kept)
         if kept.suspect is not None:
             self._context.reporter.keep_suspect(incident_id, kept.suspect)
-            self.named = incident_id
+            self.suspected_incident = incident_id
         self._context.reporter.emit(StacksTaken(stacks=kept, incident=incident_id))
 
 
 class SuspectFinder:
-    """Names the suspect of an incident or of a slow-down, as an event and as a part of the incident."""
+    """Reports the suspect of an incident or of a slow-down, as an event and as a part of the incident."""
 
     def __init__(self, stacks: StackTaker, context: SupervisorContext) -> None:
         self._stacks = stacks
@@ -218,13 +211,13 @@ class SuspectFinder:
         """Id of the incident whose suspect was found without stacks, and that suspect; None if there is none."""
 
     def consider(self, events: Iterable[Event]) -> None:
-        """Called after each turn of the machine."""
+        """Look at a turn of the machine."""
         state = self._context.state()
         for event in events:
             if isinstance(event, ReportArrived) and isinstance(event.item, StepReport):
                 self._step_done(event.item, state)
         incident = state.incident
-        if incident is None or self._stacks.named == incident.id:
+        if incident is None or self._stacks.suspected_incident == incident.id:
             return
         suspect = suspect_of(incident, tuple(state.group.exits.values()), all_left=state.all_left)
         if suspect is not None and (self._named is None or not _is_same(self._named, incident.id, suspect)):
@@ -238,16 +231,16 @@ class SuspectFinder:
         if suspicion is None:
             return
         if suspicion.suspect is not None:
-            self._say(suspicion, suspicion.suspect)
+            self._emit(suspicion, suspicion.suspect)
         else:
-            self._context.spawn(self._look_at_links(suspicion))
+            self._context.spawn(self._check_links(suspicion))
 
-    async def _look_at_links(self, finding: SlowDown) -> None:
-        self._say(finding, await self._stacks.links())
+    async def _check_links(self, slow_down: SlowDown) -> None:
+        self._emit(slow_down, await self._stacks.find_bad_link())
 
-    def _say(self, finding: SlowDown, suspect: Suspect | None) -> None:
+    def _emit(self, slow_down: SlowDown, suspect: Suspect | None) -> None:
         self._context.reporter.emit(
-            StepsSlow(step=finding.step, usual_s=finding.usual_s, now_s=finding.now_s, suspect=suspect)
+            StepsSlow(step=slow_down.step, usual_s=slow_down.usual_s, now_s=slow_down.now_s, suspect=suspect)
         )
 
 
@@ -264,16 +257,16 @@ class ProfileTaker:
     def __init__(self, context: SupervisorContext) -> None:
         self._context = context
         self._state = ProfileState()
-        self._wanted: ProfileRequest | None = None
+        self._requested: ProfileRequest | None = None
         """The request of the newest directive; None if it has none."""
 
     def consider(self, events: Iterable[Event], directive: Directive | None) -> None:
-        """Called after each turn of the machine. It costs nothing while no profile is requested, however large the
-        group is."""
-        wanted = directive.profile if directive is not None else None
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._take(Wanted(wanted))
+        """Look at a turn of the machine. It costs nothing while no profile is requested, however large the group
+        is."""
+        request = directive.profile if directive is not None else None
+        if request != self._requested:
+            self._requested = request
+            self._take(Wanted(request))
         reports = [e.item for e in events if isinstance(e, ReportArrived) and isinstance(e.item, Profiled)]
         for item in reports:
             self._take(Reported(item))
@@ -339,16 +332,16 @@ class MetricsForwarder:
         self._is_started = False
 
     def consider(self) -> None:
-        """Called after each turn of the machine. Costs nothing without a hook."""
+        """Start to forward once there is a point. Costs nothing without a hook."""
         if self._hook is not None and not self._is_started and self._backlog.num_waiting:
             self._is_started = True
             self._context.spawn(self._forward_forever())
 
     async def finish(self, reason: EndReason) -> None:
-        """Sends the last points and the end of the attempt to the hook. Called before the workers are released."""
+        """Send the last points and the end of the attempt to the hook."""
         if self._hook is None or self._backlog.added == 0:
             return
-        end, until = end_words(reason), self._context.clock.monotonic() + _LAST_S
+        end, until = describe_end(reason), self._context.clock.monotonic() + _LAST_S
         why = f"it did not log the last points within {_LAST_S:.0f} s of the end"
         while self._context.clock.monotonic() < until:
             progress = await self._forward(end)
@@ -358,7 +351,7 @@ class MetricsForwarder:
             if progress.has_ended:
                 return
             await self._context.clock.sleep(_LAST_PACE_S)
-        self._failed(why)
+        self._emit_failure(why)
 
     async def _forward_forever(self) -> None:
         while True:
@@ -367,8 +360,8 @@ class MetricsForwarder:
             await self._context.clock.sleep(_PACE_S)
 
     async def _forward(self, end: str) -> MetricsProgress | None:
-        """Sends one batch. None if no worker could take it."""
-        index = self._worker()
+        """Send one batch. None if no worker could take it."""
+        index = self._choose_worker()
         if index is None:
             return None
         points = self._backlog.read_oldest(_MOST_AT_ONCE)
@@ -379,12 +372,14 @@ class MetricsForwarder:
             _log.info("metrics_hook.unreachable", extra={"worker": index, "error": str(error)})
             return MetricsProgress()
         self._backlog.drop_logged(progress.logged)
-        self._note(progress.error)
+        if progress.error and progress.error != self._error:
+            self._emit_failure(progress.error)
+        self._error = progress.error
         return progress
 
-    def _worker(self) -> int | None:
-        """The worker beside which the hook runs: the same as before while it is there, otherwise rank 0 of the
-        group."""
+    def _choose_worker(self) -> int | None:
+        """Return the worker beside which the hook runs: the same as before while it is there, so there is one hook at a
+        time; otherwise rank 0 of the group."""
         if self._index is None or not self._context.fleet.knows(self._index):
             ranks = self._context.state().group.ranks
             alive = [
@@ -393,12 +388,7 @@ class MetricsForwarder:
             self._index = alive[0] if alive else None
         return self._index
 
-    def _note(self, error: str) -> None:
-        if error and error != self._error:
-            self._failed(error)
-        self._error = error
-
-    def _failed(self, error: str) -> None:
+    def _emit_failure(self, error: str) -> None:
         event = MetricsHookFailed(
             hook=self._hook or "",
             message=error,
@@ -409,8 +399,8 @@ class MetricsForwarder:
         self._error = error
 
 
-def end_words(reason: EndReason) -> str:
-    """The word for `Hook.end`. The control plane decides whether a job goes on after an attempt that failed."""
+def describe_end(reason: EndReason) -> str:
+    """Return what `Hook.end` is told. The control plane decides whether a job goes on after an attempt that failed."""
     ending = ENDINGS[reason]
     if ending.retry is Retry.FREE:
         return JobState.QUEUED.value.lower()

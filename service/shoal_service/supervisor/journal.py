@@ -36,7 +36,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic_core import from_json
 
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.messages import (
@@ -57,6 +57,7 @@ from shoal_service.supervisor.config import Directive
 from shoal_service.supervisor.journal_records import Records, replayed
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract import WIRE_VERSION, Frozen, Profiled
+from shoal_workers.contract.base import FieldError
 
 JOURNAL_NAMESPACE = b"shoal-journal"
 _log = logging.getLogger(__name__)
@@ -70,11 +71,6 @@ _BYTES_PER_S = 20e6
 _LAST_RECORD_S = 5.0
 
 
-class _Versioned(BaseModel):
-    version: int = 1
-
-
-_VERSION = TypeAdapter(_Versioned)
 _MAX_STARTS = 100
 _T = TypeVar("_T")
 
@@ -103,7 +99,7 @@ class JournalEntry(Frozen, defer_build=True):  # its schema is large, and the co
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class RecoveredState:
     """What a supervisor finds when it starts."""
 
     life: int
@@ -118,18 +114,15 @@ class Beginning:
     """Number of records after the entry that could not be read, because one in the middle is damaged."""
 
 
-class NewerJournal(Exception):
+@dataclass(eq=False)
+class NewerJournal(
+    FieldError,
+    text="the journal has wire version {version}, and this release of Shoal reads versions up to "
+    f"{WIRE_VERSION}. Install the same release on every node.",
+):
     """The journal was written by a newer release: a cluster's nodes have different releases of Shoal."""
 
-    def __init__(self, version: int) -> None:
-        super().__init__(version)
-        self.version = version
-
-    def __str__(self) -> str:
-        return (
-            f"the journal has wire version {self.version}, and this release of Shoal reads versions up to "
-            f"{WIRE_VERSION}. Install the same release on every node."
-        )
+    version: int
 
 
 class JournalFailed(Exception):
@@ -138,7 +131,7 @@ class JournalFailed(Exception):
 
 def parse_entry(raw: bytes | str) -> JournalEntry:
     """Reads an entry of this release or an older one. Raises NewerJournal."""
-    version = _VERSION.validate_json(raw).version
+    version = from_json(raw).get("version", 1)
     if version > WIRE_VERSION:
         raise NewerJournal(version)
     return JournalEntry.model_validate_json(raw)
@@ -205,14 +198,14 @@ class GcsJournal:
     def read(self) -> JournalEntry | None:
         return self._read()[0]
 
-    def begin(self, now: float) -> Beginning:
+    def begin(self, now: float) -> RecoveredState:
         life = max((_number(key) for key in self._keys("life")), default=0) + 1
         while not self._claim(life, now):
             life += 1  # another one was faster, or the answer to this very request was lost
         self._life = life
         entry, num_lost = self._read()
-        raw_epoch = self._insist(lambda: self._store.get(f"{self._root}/epoch".encode()))
-        return Beginning(life, self._starts(), entry, int(raw_epoch) if raw_epoch is not None else 0, num_lost)
+        raw_epoch = self._retry_until_reachable(lambda: self._store.get(f"{self._root}/epoch".encode()))
+        return RecoveredState(life, self._starts(), entry, int(raw_epoch) if raw_epoch is not None else 0, num_lost)
 
     @property
     def life(self) -> int:
@@ -223,8 +216,8 @@ class GcsJournal:
         second time that this process did next."""
         mine, next_one = (self._key("life", life) for life in (self._life, self._life + 1))
         if (
-            self._insist(lambda: self._store.get(mine)) is None
-            or self._insist(lambda: self._store.get(next_one)) is not None
+            self._retry_until_reachable(lambda: self._store.get(mine)) is None
+            or self._retry_until_reachable(lambda: self._store.get(next_one)) is not None
         ):
             self._on_replaced()
 
@@ -303,7 +296,7 @@ class GcsJournal:
         return None, 0
 
     def _claim(self, life: int, now: float) -> bool:
-        return self._insist(lambda: self._store.add(self._key("life", life), repr(now).encode()))
+        return self._retry_until_reachable(lambda: self._store.add(self._key("life", life), repr(now).encode()))
 
     def _write_until_fault(self) -> None:
         try:
@@ -375,15 +368,15 @@ class GcsJournal:
         return [float(raw) for raw in raws if raw is not None]
 
     def _keys(self, what: str) -> list[bytes]:
-        return sorted(self._insist(lambda: self._store.keys(f"{self._root}/{what}/".encode())))
+        return sorted(self._retry_until_reachable(lambda: self._store.keys(f"{self._root}/{what}/".encode())))
 
     def _get(self, key: bytes) -> bytes | None:
-        return self._insist(lambda: self._store.get(key))
+        return self._retry_until_reachable(lambda: self._store.get(key))
 
     def _key(self, what: str, life: int) -> bytes:
         return f"{self._root}/{what}/{life:06d}".encode()
 
-    def _insist(self, call: Callable[[], _T]) -> _T:
+    def _retry_until_reachable(self, call: Callable[[], _T]) -> _T:
         while True:
             try:
                 return call()

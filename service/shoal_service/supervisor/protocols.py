@@ -13,7 +13,7 @@ from typing import Protocol
 from shoal_service.clock import Clock
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt.messages import Command, StartWorker
-from shoal_service.supervisor.journal import Beginning, JournalEntry
+from shoal_service.supervisor.journal import JournalEntry, RecoveredState
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.contract import (
     Assignment,
@@ -35,6 +35,7 @@ from shoal_workers.contract import (
     WorkerStack,
     life_of,
 )
+from shoal_workers.contract.base import FieldError
 
 Address = tuple[str, int]
 """Host and port of a socket."""
@@ -56,15 +57,12 @@ class WorkerUnavailable(WorkerCallError):
     """The worker cannot be reached now. Its calls can be repeated; Ray declares it dead after its own health check."""
 
 
-class WorkerDied(WorkerCallError):
+@dataclass(eq=False)
+class WorkerDied(FieldError, WorkerCallError, text="{message}"):
     """The worker's process has ended, alone or with its node."""
 
-    def __init__(self, message: str, cause: IncidentCause) -> None:
-        super().__init__(message, cause)
-        self.cause = cause
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+    message: str
+    cause: IncidentCause
 
 
 class AgentFailed(Exception):
@@ -187,7 +185,7 @@ class Journal(Protocol):
     def read(self) -> JournalEntry | None:
         """Reads the newest entry. Blocks until the head answers."""
 
-    def begin(self, now: float) -> Beginning:
+    def begin(self, now: float) -> RecoveredState:
         """Claims the next life of this attempt's supervisor, then reads what its predecessors have left. Blocks like
         `read`. Called once, before everything else."""
 
@@ -261,10 +259,6 @@ class Catalog(Protocol):
             CommitConflict: it was committed with other files.
             AttemptFollowed: a later attempt has begun.
         """
-
-    def newest(
-        self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
-    ) -> CheckpointName | None: ...
 
     def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
         """Finds the checkpoint to start from."""

@@ -30,15 +30,14 @@ from shoal_service.core.attempt.state import (
 )
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events import JournalDamaged
-from shoal_service.core.supervisor_starts import ProcessEnd, lack_of_memory
+from shoal_service.core.supervisor_starts import ProcessEnd, describe_lack_of_memory
 from shoal_service.planner import plan_ahead
 from shoal_service.reports import PendingEvent, StacksAnswer
 from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.dialer import Dialer, HomeLink
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.protocols import Journal, World
-from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.reporting.reporter import Outbox, Reporter
 from shoal_workers.contract import EndReason, UserFailure
 
 _log = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ class Supervisor:
         taken = None
         if self._executor is not None:
             try:
-                taken = self._executor.inspection.stacks.requested(request.rank, native=request.native)
+                taken = self._executor.inspection.stacks.take_on_request(request.rank, native=request.native)
             except Exception as error:  # e.g. the attempt has ended; it must not end for this
                 _log.warning("supervisor.no_stacks", extra={"error": repr(error)})
         self.outbox.answer(StacksAnswer(number=request.number, stacks=taken))
@@ -146,7 +145,7 @@ class Supervisor:
         if is_crash_loop(beginning.starts):
             if entry is not None:
                 Reporter(self.outbox, config, self._clock).update_status(entry.state)
-            why = lack_of_memory(self._last_ends(MAX_SHORT_RUNS))
+            why = describe_lack_of_memory(self._last_ends(MAX_SHORT_RUNS))
             self._end(
                 f"the supervisor of attempt {config.attempt} died {MAX_SHORT_RUNS} times in a row within "
                 f"{SHORT_RUN_S:g} s of its start. {why or 'See the logs of the Ray workers on its node.'}",

@@ -1,8 +1,9 @@
 """Exposition: the answer of /metrics, made at the time of the scrape from one snapshot of the store and from memory.
 
-    catalogue.py       declares each metric; that of a job says how its value is found in a `LiveJob`
+    catalogue.py       declares the metrics of a job, and how their values are found in a `LiveJob`
     a metric of a job  `_JobSeries`: only the values that have changed since the last scrape become lines again
-    any other metric   `_families`: its values, from the snapshot, the clusters and what this process has counted
+    any other metric   a row of `OF_SERVICE`, with its values from the snapshot, the clusters and what this process has
+                       counted
     text_format.py     writes a metric and its values as lines
 
 The snapshot is kept for a second, so that several scrapers cost one read. If the store does not answer, the scrape
@@ -17,8 +18,10 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +30,48 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from shoal_service.collector import paused_collector
+from shoal_service.core import retention
 from shoal_service.fleet_views import ClusterView, NodeView
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.shape import shape_of
 from shoal_service.store import Store, metrics_snapshot
 from shoal_service.store.backup import newest_backup_at
+from shoal_service.store.database import DatabaseTallies
 from shoal_service.store.driving import MoveKind
 from shoal_service.store.metrics_snapshot import Snapshot
 from shoal_service.store.reporting import DropReason
-from shoal_service.telemetry import catalogue as names
-from shoal_service.telemetry.catalogue import JOB_MFU, OF_JOBS
-from shoal_service.telemetry.metric import Exemplar, Histogram, Labels, LiveJob, Metric, RecoveryPhase, Value
-from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WaitTallies, WebhookTallies
-from shoal_service.telemetry.text_format import OPENMETRICS, Exemplars, family, header, media_type_of, series
+from shoal_service.store.webhook_lanes import WebhookLag
+from shoal_service.telemetry.catalogue import (
+    CHECKPOINT_SECONDS,
+    DATABASE_SECONDS,
+    HTTP_REQUEST_SECONDS,
+    INCIDENT_BYTES_MOVED,
+    INCIDENT_STEPS_LOST,
+    JOB_MFU,
+    OF_JOBS,
+    QUEUE_WAIT_SECONDS,
+    RECOVERY_SECONDS,
+    SCHEDULER_DECIDE_SECONDS,
+    SCHEDULER_PASS_SECONDS,
+    WAIT_SECONDS,
+    WEBHOOK_SECONDS,
+    Histogram,
+    Kind,
+    Labels,
+    LiveJob,
+    Metric,
+    RecoveryPhase,
+    Value,
+)
+from shoal_service.telemetry.tallies import Count, PassTimes, RequestMetrics, WaitTallies, WebhookTallies
+from shoal_service.telemetry.text_format import (
+    OPENMETRICS,
+    Exemplars,
+    choose_media_type,
+    format_family,
+    format_header,
+    format_series,
+)
 from shoal_workers.contract import IncidentCause, JobSpec, JobState, WorkerUse
 
 ProfileOf = Callable[[JobSpec], HardwareProfile]
@@ -65,7 +97,8 @@ class Sources:
     profile_of: ProfileOf
     state_dir: Path
     webhooks: WebhookTallies = field(default_factory=WebhookTallies)
-    removals: RemovalTallies = field(default_factory=RemovalTallies)
+    removals: Count = field(default_factory=lambda: Count(retention.Kind))
+    """What this process has deleted, by kind."""
     waits: WaitTallies = field(default_factory=WaitTallies)
 
 
@@ -104,39 +137,38 @@ class Exposition:
             return self._render(accept, projects)
 
     def _render(self, accept: str, projects: Collection[str] | None) -> tuple[bytes, str]:
-        media_type = media_type_of(accept)
+        media_type = choose_media_type(accept)
         openmetrics = media_type == OPENMETRICS
-        snapshot = self._snapshot()
-        if projects is not None:
-            body = self._of_projects(snapshot, frozenset(projects), openmetrics=openmetrics)
-            return (body + _END if openmetrics else body), media_type
-        parts = [self._jobs.text(snapshot.live, openmetrics=openmetrics)]
-        families = _families(snapshot, self._sources, self._clock())
-        parts += [self._text(metric_family, openmetrics) for metric_family in families]
-        encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
-        of_process = encode(self._process)
-        body = "".join(parts).encode() + of_process.removesuffix(_END)  # it ends the whole body, and no part of it
+        scrape = Scrape(self._snapshot(), self._sources, self._clock())
+        if projects is None:
+            parts = [self._jobs.text(scrape.snapshot.live, openmetrics=openmetrics)]
+            parts += [self._text(metric, _rows(values(scrape)), scrape, openmetrics) for metric, values in OF_SERVICE]
+            encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
+            of_process = encode(self._process).removesuffix(_END)  # it ends the whole body, and no part of it
+            body = "".join(parts).encode() + of_process
+        else:
+            body = self._of_projects(scrape, projects, openmetrics=openmetrics)
         return (body + _END if openmetrics else body), media_type
 
-    def _of_projects(self, snapshot: Snapshot, projects: frozenset[str], *, openmetrics: bool) -> bytes:
+    def _of_projects(self, scrape: Scrape, projects: Collection[str], *, openmetrics: bool) -> bytes:
         """Renders everything anew, because the lines that are kept are for users who see all projects."""
-        live = [job for job in snapshot.live if job.spec.project in projects]
+        live = [job for job in scrape.snapshot.live if job.spec.project in projects]
         parts = [_JobSeries(self._sources.profile_of).text(live, openmetrics=openmetrics)]
-        for metric_family in _project_families(snapshot, self._clock()):
-            rows = {labels: value for labels, value in metric_family.rows.items() if labels[0] in projects}
-            parts.append(family(metric_family.metric, rows, openmetrics=openmetrics, exemplars={}))
+        for metric, values in OF_SERVICE:
+            if metric.labels == ("project",):
+                rows = {labels: value for labels, value in _rows(values(scrape)).items() if labels[0] in projects}
+                parts.append(format_family(metric, rows, openmetrics=openmetrics, exemplars={}))
         return "".join(parts).encode()
 
-    def _text(self, metric_family: _Family, openmetrics: bool) -> str:
-        """The lines of a family. They are kept, because most families do not change between two scrapes."""
-        key = (metric_family.metric.name, openmetrics)
+    def _text(self, metric: Metric, rows: Mapping[Labels, Value], scrape: Scrape, openmetrics: bool) -> str:
+        """The lines of a metric. They are kept, because most do not change between two scrapes."""
+        key = (metric.name, openmetrics)
         known = self._rendered.get(key)
-        if known is not None and known[0] == metric_family.rows and known[1] == metric_family.exemplars:
+        exemplars = _exemplars(metric, scrape.tallies)
+        if known is not None and known[0] == rows and known[1] == exemplars:
             return known[2]
-        text = family(
-            metric_family.metric, metric_family.rows, openmetrics=openmetrics, exemplars=metric_family.exemplars
-        )
-        self._rendered[key] = metric_family.rows, metric_family.exemplars, text
+        text = format_family(metric, rows, openmetrics=openmetrics, exemplars=exemplars)
+        self._rendered[key] = rows, exemplars, text
         return text
 
     def _snapshot(self) -> Snapshot:
@@ -147,6 +179,10 @@ class Exposition:
                     self._cached = metrics_snapshot.read(tx, self._live, now=self._clock())
                 self._cached_mono = now
             return self._cached
+
+
+def _rows(values: Mapping[Labels, Value] | Value) -> Mapping[Labels, Value]:
+    return values if isinstance(values, Mapping) else {(): values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +218,7 @@ class _JobSeries:
             else ((),) * len(OF_JOBS)
         )
         by_metric = zip(OF_JOBS, columns, strict=True)
-        return "".join(header(metric, openmetrics=openmetrics) + "".join(lines) for metric, lines in by_metric)
+        return "".join(format_header(metric, openmetrics=openmetrics) + "".join(lines) for metric, lines in by_metric)
 
     def _render(self, job: LiveJob, before: _Rendered | None) -> _Rendered:
         values = [of_job(job) for of_job in _VALUES]
@@ -199,9 +235,9 @@ def _lines(metric: Metric, job_id: str, values: Any) -> str:
     if values is None:
         return ""
     if isinstance(values, Mapping):
-        return "".join(series(metric, (job_id, *labels), value) for labels, value in values.items())
+        return "".join(format_series(metric, (job_id, *labels), value) for labels, value in values.items())
     assert isinstance(values, float | int | Histogram)
-    return series(metric, (job_id,), values)
+    return format_series(metric, (job_id,), values)
 
 
 class _Utilisation:
@@ -238,89 +274,386 @@ class _Utilisation:
         return spec, shape.flops_per_token, profile
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    metric: Metric
-    rows: Mapping[Labels, Value]
-    exemplars: Exemplars = field(default_factory=dict)
+@dataclass(frozen=True)
+class Scrape:
+    """What the metrics of a scrape are made from."""
+
+    snapshot: Snapshot
+    sources: Sources
+    now: float
+
+    @property
+    def tallies(self) -> DatabaseTallies:
+        return self.sources.store.tallies
+
+    @cached_property
+    def view(self) -> ClusterView:
+        return self.sources.cluster()
+
+    @cached_property
+    def space(self) -> os.statvfs_result:
+        return os.statvfs(self.sources.state_dir)
+
+    @property
+    def leads(self) -> bool:
+        lease = self.snapshot.lease
+        return lease is not None and lease.owner == self.sources.owner and lease.expires_at > self.now
+
+    @property
+    def lags(self) -> dict[str, WebhookLag | None]:
+        return {hook: self.snapshot.webhooks.get(hook) for hook in self.sources.webhooks.hooks}
+
+    @cached_property
+    def uses(self) -> list[tuple[str, WorkerUse]]:
+        """The newest measurement of any worker on each node: all see the same filesystems."""
+        use_by_node: dict[str, WorkerUse] = {}
+        for job in self.snapshot.live:
+            for worker in job.workers:
+                use = worker.use
+                if use is not None and (worker.node_id not in use_by_node or use_by_node[worker.node_id].at < use.at):
+                    use_by_node[worker.node_id] = use
+        return sorted(use_by_node.items())
+
+    def counted(self, kind: type[StrEnum]) -> dict[Labels, Value]:
+        """Count each member of `kind`, also those that never occurred."""
+        return {(member.value,): self.tallies.counts.value(kind.__name__, member) for member in kind}
 
 
-def _families(snapshot: Snapshot, sources: Sources, now: float) -> Iterator[_Family]:
-    """All families in the order of catalogue.py, apart from those without a value."""
-    yield _Family(names.JOBS, {(s.value,): snapshot.jobs_by_state.get(s, 0) for s in JobState})
-    yield from _scheduling(snapshot, sources, now)
-    yield from _incidents(snapshot, sources.store.tallies.exemplars())
-    yield _one(names.CHECKPOINT_SECONDS, snapshot.checkpoints)
-    yield from _cluster(sources.cluster())
-    yield from _nodes(snapshot)
-    yield from _control_plane(snapshot, sources, now)
-    yield from _webhooks(snapshot, sources.webhooks, now)
-    requests = sources.requests
-    yield _Family(names.HTTP_REQUESTS, requests.finished.values())
-    yield _Family(names.HTTP_REQUEST_SECONDS, requests.latencies.values())
-    yield _Family(names.HTTP_REFUSED, requests.refusals())
-    yield _one(names.HTTP_STREAMS, requests.num_streams)
+OF_SERVICE: tuple[tuple[Metric, Callable[[Scrape], Mapping[Labels, Value] | Value]], ...] = (
+    (
+        Metric("shoal_jobs", Kind.GAUGE, "Jobs in each state, including ended ones.", ("state",)),
+        lambda s: {(state.value,): s.snapshot.jobs_by_state.get(state, 0) for state in JobState},
+    ),
+    (QUEUE_WAIT_SECONDS, lambda s: s.snapshot.queue_wait),
+    (
+        Metric(
+            "shoal_queue_longest_wait_seconds",
+            Kind.GAUGE,
+            "Seconds that the longest waiting job of a project has been in the queue; 0: none waits.",
+            ("project",),
+        ),
+        lambda s: {
+            (project.name,): max(0.0, s.now - s.snapshot.queued_since.get(project.name, s.now))
+            for project in s.snapshot.projects
+        },
+    ),
+    (
+        Metric(
+            "shoal_scheduler_moves_total",
+            Kind.COUNTER,
+            "Changes of jobs' workers that the scheduler of this process has made, by kind; preempt: "
+            "it took all of them.",
+            ("kind",),
+        ),
+        lambda s: s.counted(MoveKind),
+    ),
+    (SCHEDULER_PASS_SECONDS, lambda s: s.sources.passes.passes.value()),
+    (SCHEDULER_DECIDE_SECONDS, lambda s: s.sources.passes.decisions.value()),
+    (
+        Metric(
+            "shoal_scheduler_failed_passes_total",
+            Kind.COUNTER,
+            "Passes of this process's control loop that failed: the lease was lost, Ray did not answer, or an error.",
+        ),
+        lambda s: s.sources.passes.failures.value(),
+    ),
+    (
+        Metric(
+            "shoal_project_workers",
+            Kind.GAUGE,
+            "Workers that are granted to the jobs of a project; default includes projects that are not defined.",
+            ("project",),
+        ),
+        lambda s: {(project.name,): project.workers for project in s.snapshot.projects},
+    ),
+    (
+        Metric(
+            "shoal_project_share",
+            Kind.GAUGE,
+            "Share of all granted workers that the jobs of a project have.",
+            ("project",),
+        ),
+        lambda s: {(project.name,): project.share for project in s.snapshot.projects},
+    ),
+    (
+        Metric("shoal_project_queued_jobs", Kind.GAUGE, "Queued jobs of a project.", ("project",)),
+        lambda s: {(project.name,): project.queued for project in s.snapshot.projects},
+    ),
+    (
+        Metric(
+            "shoal_incidents_total",
+            Kind.COUNTER,
+            "Incidents of all jobs that are over, by cause: while one is open, its cause may be corrected.",
+            ("cause",),
+        ),
+        lambda s: {(cause.value,): s.snapshot.incidents_by_cause.get(cause, 0) for cause in IncidentCause},
+    ),
+    (
+        Metric(
+            "shoal_incidents_open", Kind.GAUGE, "Incidents of all jobs that are not over, by cause so far.", ("cause",)
+        ),
+        lambda s: {(cause.value,): s.snapshot.open_incidents.get(cause, 0) for cause in IncidentCause},
+    ),
+    (
+        RECOVERY_SECONDS,
+        lambda s: {
+            (cause.value, phase.value): s.snapshot.recoveries.get((cause, phase), _nothing(RECOVERY_SECONDS))
+            for cause in IncidentCause
+            for phase in RecoveryPhase
+        },
+    ),
+    (INCIDENT_STEPS_LOST, lambda s: _by_cause(INCIDENT_STEPS_LOST, s.snapshot.steps_lost)),
+    (INCIDENT_BYTES_MOVED, lambda s: _by_cause(INCIDENT_BYTES_MOVED, s.snapshot.bytes_moved)),
+    (CHECKPOINT_SECONDS, lambda s: s.snapshot.checkpoints),
+    (
+        Metric(
+            "shoal_cluster_connected",
+            Kind.GAUGE,
+            "1 while a cluster's gateway reports to the service and its Ray head answers the gateway, else 0.",
+            ("cluster",),
+        ),
+        lambda s: {(cluster.name,): int(cluster.connected) for cluster in s.view.clusters},
+    ),
+    (
+        Metric(
+            "shoal_cluster_silent_seconds",
+            Kind.GAUGE,
+            "Seconds since the newest report of a cluster's gateway; absent: none has come.",
+            ("cluster",),
+        ),
+        lambda s: {(cluster.name,): cluster.silent_s for cluster in s.view.clusters if cluster.silent_s is not None},
+    ),
+    (
+        Metric(
+            "shoal_cluster_nodes",
+            Kind.GAUGE,
+            "Nodes of a connected Ray cluster, each in one state.",
+            ("cluster", "state"),
+        ),
+        lambda s: _nodes_by_state(s.view),
+    ),
+    (
+        Metric(
+            "shoal_cluster_resources",
+            Kind.GAUGE,
+            "CPUs and GPUs of all live nodes of a connected Ray cluster.",
+            ("cluster", "resource"),
+        ),
+        lambda s: _by_resource(s.view, "total"),
+    ),
+    (
+        Metric(
+            "shoal_cluster_free_resources",
+            Kind.GAUGE,
+            "CPUs and GPUs of a connected Ray cluster that nothing has reserved.",
+            ("cluster", "resource"),
+        ),
+        lambda s: _by_resource(s.view, "free"),
+    ),
+    (
+        Metric(
+            "shoal_node_shm_bytes",
+            Kind.GAUGE,
+            "Size of /dev/shm of a node on which a worker trains, in bytes.",
+            ("node_id",),
+        ),
+        lambda s: {(node,): use.shm_bytes for node, use in s.uses if use.shm_bytes},
+    ),
+    (
+        Metric(
+            "shoal_node_shm_free_bytes",
+            Kind.GAUGE,
+            "Free bytes of /dev/shm of a node on which a worker trains.",
+            ("node_id",),
+        ),
+        lambda s: {(node,): use.shm_free_bytes for node, use in s.uses if use.shm_bytes},
+    ),
+    (
+        Metric(
+            "shoal_node_disk_bytes",
+            Kind.GAUGE,
+            "Size of the filesystem to which a node's workers save checkpoints (of temporary files if "
+            "it is none), in bytes.",
+            ("node_id",),
+        ),
+        lambda s: {(node,): use.disk_bytes for node, use in s.uses if use.disk_bytes},
+    ),
+    (
+        Metric("shoal_node_disk_free_bytes", Kind.GAUGE, "Free bytes of that filesystem.", ("node_id",)),
+        lambda s: {(node,): use.disk_free_bytes for node, use in s.uses if use.disk_bytes},
+    ),
+    (
+        Metric("shoal_lease_epoch", Kind.GAUGE, "Epoch of the lease on the jobs; rises with each new owner."),
+        lambda s: s.snapshot.lease.epoch if s.snapshot.lease else 0,
+    ),
+    (
+        Metric(
+            "shoal_lease_expiry_timestamp_seconds",
+            Kind.GAUGE,
+            "When the lease on the jobs ends if it is not renewed, Unix time.",
+        ),
+        lambda s: s.snapshot.lease.expires_at if s.snapshot.lease else 0.0,
+    ),
+    (
+        Metric(
+            "shoal_control_plane_leader", Kind.GAUGE, "1 on the control plane that holds the lease, 0 on every other."
+        ),
+        lambda s: int(s.leads),
+    ),
+    (
+        Metric(
+            "shoal_state_filesystem_bytes",
+            Kind.GAUGE,
+            "Size of the filesystem of this control plane's state_dir, in bytes.",
+        ),
+        lambda s: s.space.f_blocks * s.space.f_frsize,
+    ),
+    (
+        Metric("shoal_state_filesystem_free_bytes", Kind.GAUGE, "Free bytes of that filesystem."),
+        lambda s: s.space.f_bavail * s.space.f_frsize,
+    ),
+    (
+        Metric(
+            "shoal_backup_timestamp_seconds",
+            Kind.GAUGE,
+            "When `shoal backup` last succeeded with this control plane's state_dir, Unix time; absent: never.",
+        ),
+        lambda s: {} if (at := newest_backup_at(s.sources.state_dir)) is None else at,
+    ),
+    (
+        Metric(
+            "shoal_reports_dropped_total",
+            Kind.COUNTER,
+            "Reports of supervisors that this process did not store, by reason.",
+            ("reason",),
+        ),
+        lambda s: s.counted(DropReason),
+    ),
+    (
+        Metric("shoal_events_total", Kind.COUNTER, "Events of jobs that this process has stored."),
+        lambda s: s.tallies.events.value(),
+    ),
+    (DATABASE_SECONDS, lambda s: s.tallies.seconds.values()),
+    (
+        Metric(
+            "shoal_database_errors_total", Kind.COUNTER, "Transactions that failed because the database did not answer."
+        ),
+        lambda s: s.tallies.errors.value(),
+    ),
+    (WAIT_SECONDS, lambda s: s.sources.waits.seconds.values()),
+    (
+        Metric(
+            "shoal_wait_limit_seconds", Kind.GAUGE, "Seconds after which such a wait ends without an answer.", ("what",)
+        ),
+        lambda s: dict(sorted(s.sources.waits.limits.items())),
+    ),
+    (
+        Metric(
+            "shoal_waits_ended_total",
+            Kind.COUNTER,
+            "Waits of this process that have ended without an answer.",
+            ("what",),
+        ),
+        lambda s: s.sources.waits.ended.values(),
+    ),
+    (
+        Metric(
+            "shoal_removed_total",
+            Kind.COUNTER,
+            "What this process has deleted on request or by retention: jobs, checkpoints, archives, and rows of logs, "
+            "series and events of ended jobs.",
+            ("kind",),
+        ),
+        lambda s: s.sources.removals.values(),
+    ),
+    (
+        Metric(
+            "shoal_webhook_deliveries_total",
+            Kind.COUNTER,
+            "Deliveries of events by this process, by hook (jobs: those of all specs) and outcome; gave_up: events "
+            "whose attempts have ended, failed: attempts that are repeated.",
+            ("hook", "outcome"),
+        ),
+        lambda s: s.sources.webhooks.outcomes.values(),
+    ),
+    (WEBHOOK_SECONDS, lambda s: s.sources.webhooks.seconds.values()),
+    (
+        Metric(
+            "shoal_webhook_lag_seconds",
+            Kind.GAUGE,
+            "Age of the oldest event that a receiver has not accepted after a failed attempt; 0: there is none.",
+            ("hook",),
+        ),
+        lambda s: {(hook,): max(0.0, s.now - lag.waiting_since) if lag else 0.0 for hook, lag in s.lags.items()},
+    ),
+    (
+        Metric("shoal_webhook_failing_jobs", Kind.GAUGE, "Jobs whose events wait after a failed attempt.", ("hook",)),
+        lambda s: {(hook,): lag.failing if lag else 0 for hook, lag in s.lags.items()},
+    ),
+    (
+        Metric(
+            "shoal_http_requests_total",
+            Kind.COUNTER,
+            "Finished requests by method, route template and class of status (2xx ...; none: no answer was begun).",
+            ("method", "route", "status"),
+        ),
+        lambda s: s.sources.requests.finished.values(),
+    ),
+    (HTTP_REQUEST_SECONDS, lambda s: s.sources.requests.latencies.values()),
+    (
+        Metric(
+            "shoal_http_refused_total",
+            Kind.COUNTER,
+            "Requests refused by this process with 429, or 413 for their size, by limit; failures: "
+            "tokens that were not valid.",
+            ("limit",),
+        ),
+        lambda s: s.sources.requests.refusals.values(),
+    ),
+    (
+        Metric(
+            "shoal_http_streams", Kind.GAUGE, "Streams that clients have open: server-sent events and followed logs."
+        ),
+        lambda s: s.sources.requests.streams.value(),
+    ),
+)
+"""The metrics that are not of one job, each with its values. An absent value has no series. A cluster that is away
+only shows how long it has been away."""
+ALL: tuple[Metric, ...] = (*OF_JOBS, *(metric for metric, _ in OF_SERVICE))
+"""All metrics in the order in which they are shown."""
+_EXEMPLARS = {"shoal_incidents_total": (), "shoal_recovery_seconds": (RecoveryPhase.RECOVERY.value,)}
+"""By metric: what follows the cause in the labels of the series that have an exemplar."""
 
 
-def _scheduling(snapshot: Snapshot, sources: Sources, now: float) -> Iterator[_Family]:
-    passes, moves = sources.passes, sources.store.tallies.counted(MoveKind)
-    yield _one(names.QUEUE_WAIT_SECONDS, snapshot.queue_wait)
-    yield _Family(names.SCHEDULER_MOVES, {(kind.value,): moves.get(kind, 0) for kind in MoveKind})
-    yield _one(names.SCHEDULER_PASS_SECONDS, passes.passes.value())
-    yield _one(names.SCHEDULER_DECIDE_SECONDS, passes.decisions.value())
-    yield _one(names.SCHEDULER_FAILED_PASSES, passes.failures.value())
-    yield from _project_families(snapshot, now)
+def _exemplars(metric: Metric, tallies: DatabaseTallies) -> Exemplars:
+    """The newest closed incident of each cause that this process has stored."""
+    if metric.name not in _EXEMPLARS:
+        return {}
+    return {(cause.value, *_EXEMPLARS[metric.name]): exemplar for cause, exemplar in dict(tallies.exemplars).items()}
 
 
-def _project_families(snapshot: Snapshot, now: float) -> Iterator[_Family]:
-    """The families whose only label is `project`."""
-    waits: dict[Labels, Value] = {
-        (project.name,): max(0.0, now - snapshot.queued_since.get(project.name, now)) for project in snapshot.projects
-    }
-    yield _Family(names.QUEUE_LONGEST_SECONDS, waits)
-    yield _Family(names.PROJECT_WORKERS, {(project.name,): project.workers for project in snapshot.projects})
-    yield _Family(names.PROJECT_SHARE, {(project.name,): project.share for project in snapshot.projects})
-    yield _Family(names.PROJECT_QUEUED_JOBS, {(project.name,): project.queued for project in snapshot.projects})
+def _by_cause(metric: Metric, histograms: Mapping[IncidentCause, Histogram]) -> dict[Labels, Value]:
+    return {(cause.value,): histograms.get(cause, _nothing(metric)) for cause in IncidentCause}
 
 
-def _incidents(snapshot: Snapshot, exemplars: Mapping[IncidentCause, Exemplar]) -> Iterator[_Family]:
-    """`exemplars`: the newest closed incident of each cause that this process has stored."""
-    by_cause: dict[Labels, Exemplar] = {(cause.value,): exemplar for cause, exemplar in exemplars.items()}
-    whole: dict[Labels, Exemplar] = {(c.value, RecoveryPhase.RECOVERY.value): e for c, e in exemplars.items()}
-    over, still_open = snapshot.incidents_by_cause, snapshot.open_incidents
-    yield _Family(names.INCIDENTS, {(c.value,): over.get(c, 0) for c in IncidentCause}, by_cause)
-    yield _Family(names.OPEN_INCIDENTS, {(c.value,): still_open.get(c, 0) for c in IncidentCause})
-    recoveries: dict[Labels, Value] = {
-        (c.value, p.value): snapshot.recoveries.get((c, p), _nothing(names.RECOVERY_SECONDS))
-        for c in IncidentCause
-        for p in RecoveryPhase
-    }
-    yield _Family(names.RECOVERY_SECONDS, recoveries, whole)
-    for metric, values in (
-        (names.INCIDENT_STEPS_LOST, snapshot.steps_lost),
-        (names.INCIDENT_BYTES_MOVED, snapshot.bytes_moved),
-    ):
-        yield _Family(metric, {(c.value,): values.get(c, _nothing(metric)) for c in IncidentCause})
+def _nothing(metric: Metric) -> Histogram:
+    return Histogram((0,) * len(metric.buckets), 0, 0.0)
 
 
-def _cluster(view: ClusterView) -> Iterator[_Family]:
-    """Metrics of the clusters. A cluster that is away only shows how long it has been away."""
-    yield _Family(names.CLUSTER_CONNECTED, {(cluster.name,): int(cluster.connected) for cluster in view.clusters})
-    silent = {cluster.name: cluster.silent_s for cluster in view.clusters if cluster.silent_s is not None}
-    yield _Family(names.CLUSTER_SILENT, {(name,): silent_s for name, silent_s in silent.items()})
-    connected = [cluster for cluster in view.clusters if cluster.connected]
+def _nodes_by_state(view: ClusterView) -> dict[Labels, Value]:
     counts = Counter((node.cluster, _state_of(node)) for node in view.nodes)
-    states: dict[Labels, Value] = {
-        (cluster.name, state): counts[cluster.name, state] for cluster in connected for state in NODE_STATES
+    connected = [cluster.name for cluster in view.clusters if cluster.connected]
+    return {(name, state): counts[name, state] for name in connected for state in NODE_STATES}
+
+
+def _by_resource(view: ClusterView, amount: str) -> dict[Labels, Value]:
+    """CPUs and GPUs of the connected clusters; `amount`: total or free."""
+    return {
+        (cluster.name, resource): getattr(cluster, f"{resource}s_{amount}")
+        for cluster in view.clusters
+        if cluster.connected
+        for resource in ("cpu", "gpu")
     }
-    yield _Family(names.CLUSTER_NODES, states)
-    total: dict[Labels, Value] = {}
-    free: dict[Labels, Value] = {}
-    for cluster in connected:
-        total |= {(cluster.name, "cpu"): cluster.cpus_total, (cluster.name, "gpu"): cluster.gpus_total}
-        free |= {(cluster.name, "cpu"): cluster.cpus_free, (cluster.name, "gpu"): cluster.gpus_free}
-    yield _Family(names.CLUSTER_RESOURCES, total)
-    yield _Family(names.CLUSTER_FREE_RESOURCES, free)
 
 
 def _state_of(node: NodeView) -> str:
@@ -330,58 +663,3 @@ def _state_of(node: NodeView) -> str:
     if node.drain is not None:
         return "draining" if node.num_workers else "drained"
     return "probation" if node.on_probation else "ready"
-
-
-def _nodes(snapshot: Snapshot) -> Iterator[_Family]:
-    """Filesystems of the nodes, from the newest measurement of any worker on a node: all see the same filesystems."""
-    use_by_node: dict[str, WorkerUse] = {}
-    for job in snapshot.live:
-        for worker in job.workers:
-            use = worker.use
-            if use is not None and (worker.node_id not in use_by_node or use_by_node[worker.node_id].at < use.at):
-                use_by_node[worker.node_id] = use
-    uses = sorted(use_by_node.items())
-    yield _Family(names.NODE_SHM_BYTES, {(node,): use.shm_bytes for node, use in uses if use.shm_bytes})
-    yield _Family(names.NODE_SHM_FREE_BYTES, {(node,): use.shm_free_bytes for node, use in uses if use.shm_bytes})
-    yield _Family(names.NODE_DISK_BYTES, {(node,): use.disk_bytes for node, use in uses if use.disk_bytes})
-    yield _Family(names.NODE_DISK_FREE_BYTES, {(node,): use.disk_free_bytes for node, use in uses if use.disk_bytes})
-
-
-def _control_plane(snapshot: Snapshot, sources: Sources, now: float) -> Iterator[_Family]:
-    lease, database, waits = snapshot.lease, sources.store.tallies, sources.waits
-    leads = lease is not None and lease.owner == sources.owner and lease.expires_at > now
-    yield _one(names.LEASE_EPOCH, lease.epoch if lease else 0)
-    yield _one(names.LEASE_EXPIRY, lease.expires_at if lease else 0.0)
-    yield _one(names.CONTROL_PLANE_LEADER, int(leads))
-    space = os.statvfs(sources.state_dir)
-    yield _one(names.STATE_BYTES, space.f_blocks * space.f_frsize)
-    yield _one(names.STATE_FREE_BYTES, space.f_bavail * space.f_frsize)
-    backed_up_at, dropped = newest_backup_at(sources.state_dir), database.counted(DropReason)
-    yield _Family(names.BACKUP_AT, {} if backed_up_at is None else {(): backed_up_at})
-    yield _Family(names.REPORTS_DROPPED, {(reason.value,): dropped.get(reason, 0) for reason in DropReason})
-    yield _one(names.EVENTS, database.events.value())
-    yield _Family(names.DATABASE_SECONDS, database.seconds.values())
-    yield _one(names.DATABASE_ERRORS, database.errors.value())
-    yield _Family(names.WAIT_SECONDS, waits.seconds.values())
-    yield _Family(names.WAIT_LIMIT, waits.limits())
-    yield _Family(names.WAITS_ENDED, waits.ended.values())
-    yield _Family(names.REMOVED, sources.removals.counts.values())
-
-
-def _webhooks(snapshot: Snapshot, tallies: WebhookTallies, now: float) -> Iterator[_Family]:
-    hooks, lags = tallies.hooks, snapshot.webhooks
-    yield _Family(names.WEBHOOK_DELIVERIES, tallies.outcomes.values())
-    yield _Family(names.WEBHOOK_SECONDS, tallies.seconds.values())
-    ages: dict[Labels, Value] = {
-        (hook,): max(0.0, now - lags[hook].waiting_since) if hook in lags else 0.0 for hook in hooks
-    }
-    yield _Family(names.WEBHOOK_LAG_SECONDS, ages)
-    yield _Family(names.WEBHOOK_FAILING, {(hook,): lags[hook].failing if hook in lags else 0 for hook in hooks})
-
-
-def _one(metric: Metric, value: Value) -> _Family:
-    return _Family(metric, {(): value})
-
-
-def _nothing(metric: Metric) -> Histogram:
-    return Histogram((0,) * len(metric.buckets), 0, 0.0)

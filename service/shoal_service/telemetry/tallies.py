@@ -1,4 +1,4 @@
-"""Counts and durations of this process, kept in memory from its start on: passes, deletions, webhooks, HTTP requests.
+"""Counts and durations of this process, kept in memory from its start on: passes, webhooks, HTTP requests.
 
 Prometheus expects that such counters begin at 0 with the process. Counts that must outlive the process are kept in the
 store. All classes are thread-safe; each is written by the component that it counts.
@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from enum import StrEnum
+from itertools import product
 
-from shoal_service.core.retention import Kind
 from shoal_service.core.webhooks import OF_JOBS
 from shoal_service.telemetry.catalogue import (
     HTTP_REQUEST_SECONDS,
@@ -23,8 +23,10 @@ from shoal_service.telemetry.catalogue import (
     SCHEDULER_PASS_SECONDS,
     WAIT_SECONDS,
     WEBHOOK_SECONDS,
+    Histogram,
+    Labels,
+    Metric,
 )
-from shoal_service.telemetry.metric import Histogram, Labels, Metric
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER = "other"
@@ -34,9 +36,10 @@ _MAX_ROUTES = 200
 class Count:
     """Counts by labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, *zeros: Iterable[str]) -> None:
+        """`zeros`: values of each label that count from 0 on; `increase()` sees the first one only after a 0."""
         self._lock = threading.Lock()
-        self._counts: Counter[Labels] = Counter()
+        self._counts: Counter[Labels] = Counter(dict.fromkeys(product(*zeros) if zeros else (), 0))
 
     def add(self, *labels: str, amount: int = 1) -> None:
         with self._lock:
@@ -92,11 +95,12 @@ class WaitTallies:
     def __init__(self) -> None:
         self.seconds = Durations(WAIT_SECONDS)
         self.ended = Count()
-        self._limits: dict[Labels, float] = {}
+        self.limits: dict[Labels, float] = {}
+        """Bound of each kind, seconds."""
 
     def expect(self, what: str, limit_s: float) -> None:
         """Export a kind of wait from now on, with its bound."""
-        self._limits[what,] = limit_s
+        self.limits[what,] = limit_s
         self.ended.add(what, amount=0)  # `increase()` sees the first one only after a 0
 
     @asynccontextmanager
@@ -112,22 +116,6 @@ class WaitTallies:
             raise
         finally:
             self.seconds.observe(time.monotonic() - began_mono, what)
-
-    def limits(self) -> dict[Labels, float]:
-        return dict(sorted(self._limits.items()))
-
-
-class RemovalTallies:
-    """What retention in this process has deleted of jobs, by kind."""
-
-    def __init__(self) -> None:
-        self.counts = Count()
-        for kind in Kind:
-            self.counts.add(kind.value, amount=0)  # `increase()` sees the first one only after a 0
-
-    def removed(self, kind: Kind, number: int = 1) -> None:
-        """Count what was removed. For logs, series and events `number` is the number of rows."""
-        self.counts.add(kind.value, amount=number)
 
 
 class DeliveryOutcome(StrEnum):
@@ -146,10 +134,7 @@ class WebhookTallies:
         self.waits = waits or WaitTallies()
         self.hooks = (*sorted(hooks), OF_JOBS)
         self.seconds = Durations(WEBHOOK_SECONDS)
-        self.outcomes = Count()
-        for hook in self.hooks:
-            for outcome in DeliveryOutcome:
-                self.outcomes.add(hook, outcome, amount=0)  # `increase()` sees the first one only after a 0
+        self.outcomes = Count(self.hooks, DeliveryOutcome)
 
 
 class Limit(StrEnum):
@@ -174,10 +159,12 @@ class RequestMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._routes: set[str] = set()
-        self._num_streams = 0
+        self.streams = Count()
+        """Open streams."""
         self.finished = Count()
         """Finished requests by method, route and class of status."""
-        self._refused = Count()
+        self.refusals = Count(Limit)
+        """Refused requests by limit."""
         self.latencies = Durations(HTTP_REQUEST_SECONDS)
         """By method and route."""
 
@@ -198,24 +185,3 @@ class RequestMetrics:
         self.finished.add(method, route, status_class)
         if seconds is not None:
             self.latencies.observe(seconds, method, route)
-
-    def refused(self, limit: Limit) -> None:
-        """Count a refused request."""
-        self._refused.add(limit.value)
-
-    def refusals(self) -> dict[tuple[str, ...], int]:
-        """Return the number of refused requests by limit, for every limit."""
-        return {(limit.value,): 0 for limit in Limit} | self._refused.values()
-
-    def stream_opened(self) -> None:
-        with self._lock:
-            self._num_streams += 1
-
-    def stream_closed(self) -> None:
-        with self._lock:
-            self._num_streams -= 1
-
-    @property
-    def num_streams(self) -> int:
-        """Number of open streams."""
-        return self._num_streams

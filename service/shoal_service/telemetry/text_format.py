@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 
-from shoal_service.telemetry.metric import Exemplar, Histogram, Kind, Labels, Metric, Value
+from shoal_service.telemetry.catalogue import Exemplar, Histogram, Kind, Labels, Metric, Value
 
 Exemplars = Mapping[Labels, Exemplar]
 """Exemplars by the labels of their series."""
@@ -25,13 +25,15 @@ _OF_OPENMETRICS = {"application/openmetrics-text": ("", "1.0.0")}
 _OF_TEXT = {"text/plain": ("", "0.0.4"), "text/*": ("",), "*/*": ("",)}
 """Media types and versions of an Accept header that mean the text format, the most specific first."""
 _GZIP_FROM = 1024
-"""Size of the smallest body that is compressed, bytes."""
+"""Bytes of the smallest body that is compressed."""
 
 
-def media_type_of(accept: str) -> str:
-    """The format that a scraper's header Accept prefers (RFC 9110, 12.5.1). OpenMetrics only if it is named; if neither
-    format is acceptable, the text format."""
-    wanted = _preferences(accept)
+def choose_media_type(accept: str) -> str:
+    """Choose the format that a scraper's header Accept prefers (RFC 9110, 12.5.1).
+
+    OpenMetrics only if the header names it; the text format if neither is acceptable.
+    """
+    wanted = _parse_preferences(accept)
 
     def quality(known: Mapping[str, tuple[str, ...]]) -> float:
         """The most specific entry counts: `text/plain;q=0, */*` refuses the text format."""
@@ -45,16 +47,16 @@ def media_type_of(accept: str) -> str:
     return OPENMETRICS if openmetrics > 0 and openmetrics >= quality(_OF_TEXT) else TEXT
 
 
-def compressed(body: bytes, accept_encoding: str) -> bytes | None:
-    """Compresses with gzip; None if the body is small, or if the header Accept-Encoding does not allow gzip."""
-    wanted = {name: q for name, _, q in _preferences(accept_encoding)}
+def compress(body: bytes, accept_encoding: str) -> bytes | None:
+    """Compress with gzip. None if the body is small, or the header Accept-Encoding does not allow gzip."""
+    wanted = {name: q for name, _, q in _parse_preferences(accept_encoding)}
     if len(body) < _GZIP_FROM or not wanted.get("gzip", wanted.get("*", 0.0)) > 0:
         return None
     return gzip.compress(body, compresslevel=1)
 
 
-def _preferences(header: str) -> list[tuple[str, str, float]]:
-    """Name, version and quality of each entry of an Accept header; entries that cannot be read are left out."""
+def _parse_preferences(header: str) -> list[tuple[str, str, float]]:
+    """Return name, version and quality of each entry of an Accept header, without those that cannot be read."""
     preferences = []
     for entry in header.lower().split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))
@@ -66,74 +68,73 @@ def _preferences(header: str) -> list[tuple[str, str, float]]:
     return preferences
 
 
-def header(metric: Metric, *, openmetrics: bool) -> str:
-    """The lines with help and type of a family."""
+def format_header(metric: Metric, *, openmetrics: bool) -> str:
+    """Write the lines with help and type of a metric."""
     name = metric.name.removesuffix("_total") if openmetrics and metric.kind is Kind.COUNTER else metric.name
     text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
     return f"# HELP {name} {text}\n# TYPE {name} {metric.kind}\n"
 
 
-def family(
+def format_family(
     metric: Metric, rows: Mapping[Labels, Value], *, openmetrics: bool, exemplars: Exemplars | None = None
 ) -> str:
-    """All lines of a metric. Exemplars are left out if the format has none."""
+    """Write all lines of a metric, with exemplars if the format has them."""
     named = (exemplars or {}) if openmetrics else {}
-    parts = [header(metric, openmetrics=openmetrics)]
-    parts += (series(metric, labels, value, exemplar=named.get(labels)) for labels, value in rows.items())
+    parts = [format_header(metric, openmetrics=openmetrics)]
+    parts += (format_series(metric, labels, value, exemplar=named.get(labels)) for labels, value in rows.items())
     return "".join(parts)
 
 
-def series(metric: Metric, labels: Labels, value: Value, *, exemplar: Exemplar | None = None) -> str:
-    """The lines of one series; `labels` in the order of the metric's."""
-    pairs = _pairs(metric.labels, labels)
+def format_series(metric: Metric, labels: Labels, value: Value, *, exemplar: Exemplar | None = None) -> str:
+    """Write the lines of one series. `labels`: in the order of the metric's."""
+    pairs = _format_labels(metric.labels, labels)
     if isinstance(value, Histogram):
-        return _histogram(metric, pairs, value, exemplar)
-    message = "" if exemplar is None else _exemplar(exemplar)
-    return (
-        f"{metric.name}{{{pairs}}} {number(value)}{message}\n" if pairs else f"{metric.name} {number(value)}{message}\n"
-    )
+        return _format_histogram(metric, pairs, value, exemplar)
+    braces = f"{{{pairs}}}" if pairs else ""
+    suffix = "" if exemplar is None else _format_exemplar(exemplar)
+    return f"{metric.name}{braces} {format_number(value)}{suffix}\n"
 
 
 @lru_cache(maxsize=1 << 17)
-def _pairs(names: Labels, labels: Labels) -> str:
-    """The labels as text. They are kept, because each scrape and each metric with the same labels repeats them."""
-    return ",".join(f'{name}="{_escaped(label)}"' for name, label in zip(names, labels, strict=True))
+def _format_labels(names: Labels, labels: Labels) -> str:
+    """Write labels. Cached, because each scrape and each metric with the same labels repeats them."""
+    return ",".join(f'{name}="{_escape(label)}"' for name, label in zip(names, labels, strict=True))
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-def _histogram(metric: Metric, pairs: str, value: Histogram, exemplar: Exemplar | None) -> str:
+def _format_histogram(metric: Metric, pairs: str, value: Histogram, exemplar: Exemplar | None) -> str:
     counts = (*value.counts, value.count)
-    text = _template(metric.name, metric.buckets, pairs) % (*counts, value.count, number(value.total))
+    text = _make_template(metric.name, metric.buckets, pairs) % (*counts, value.count, format_number(value.total))
     if exemplar is None:
         return text
     lines = text.split("\n")
     named = bisect_left(metric.buckets, exemplar.value)
-    lines[named] += _exemplar(exemplar) if counts[named] else ""
+    lines[named] += _format_exemplar(exemplar) if counts[named] else ""
     return "\n".join(lines)
 
 
 @lru_cache(maxsize=1 << 13)
-def _template(name: str, buckets: tuple[float, ...], pairs: str) -> str:
-    """The lines of a histogram, with places for the cumulative counts, the count and the sum."""
+def _make_template(name: str, buckets: tuple[float, ...], pairs: str) -> str:
+    """Make the lines of a histogram, with places for the cumulative counts, the count and the sum."""
     pairs = pairs.replace("%", "%%")
     before = f"{pairs}," if pairs else ""
     braces = f"{{{pairs}}}" if pairs else ""
     bounds = [*map(float, buckets), math.inf]
-    lines = [f'{name}_bucket{{{before}le="{number(bound)}"}} %d\n' for bound in bounds]
+    lines = [f'{name}_bucket{{{before}le="{format_number(bound)}"}} %d\n' for bound in bounds]
     return "".join([*lines, f"{name}_count{braces} %d\n{name}_sum{braces} %s\n"])
 
 
-def _exemplar(exemplar: Exemplar) -> str:
-    pairs = ",".join(f'{name}="{_escaped(label)}"' for name, label in exemplar.labels.items())
-    return f" # {{{pairs}}} {number(exemplar.value)} {exemplar.at:.3f}"
+def _format_exemplar(exemplar: Exemplar) -> str:
+    pairs = ",".join(f'{name}="{_escape(label)}"' for name, label in exemplar.labels.items())
+    return f" # {{{pairs}}} {format_number(exemplar.value)} {exemplar.at:.3f}"
 
 
-def _escaped(label: str) -> str:
+def _escape(label: str) -> str:
     if "\\" in label or '"' in label or "\n" in label:
         return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return label

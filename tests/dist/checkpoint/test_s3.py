@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import s3fs
 import torch
-from moto.server import ThreadedMotoServer
 
+from kit.processes.object_store import reach_s3, s3_server
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.reader import load
@@ -24,25 +24,15 @@ pytestmark = pytest.mark.dist
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture
 def root(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of a job's directory in a bucket. The object store's address comes from the environment, as for a
     user."""
-    for name, value in {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
+    reach_s3(monkeypatch, endpoint)
     bucket = f"bucket-{uuid.uuid4().hex}"
     s3fs.S3FileSystem().mkdir(bucket)
     return f"s3://{bucket}/jobs/job"
@@ -91,14 +81,14 @@ def test_checkpoint_is_saved_found_verified_loaded_and_retired(catalog: Checkpoi
     values = torch.randn(300_000)
     second = _commit(catalog, 2, values)
     _save(catalog, 3, values)
-    assert catalog.newest() == second
+    assert catalog.search().name == second
     catalog.verify(second)
     state = {"w0": torch.empty(300_000), "w1": torch.empty(300_000)}
     assert load(state, directory=catalog.url(second)) == {"step": 2}
     assert torch.equal(state["w0"], values)
     assert torch.equal(state["w1"], values + 1)
     assert catalog.retain(1, damaged=(), in_flight=()) == [first]
-    assert catalog.newest(before=second) is None
+    assert catalog.search(excluding=[second]).name is None
 
 
 def test_file_of_several_parts_loads(catalog: CheckpointCatalog) -> None:
@@ -157,7 +147,7 @@ def test_store_that_does_not_answer_is_an_os_error(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(OSError, match=root):
-        CheckpointCatalog(root).newest()
+        CheckpointCatalog(root).search()
 
 
 @pytest.fixture

@@ -26,3 +26,10 @@ def test_what_belongs_to_a_step_and_is_done_in_each_micro_batch_is_refused(fleet
     loops = {what: misplaced(draw_loop(4), what) for what in MISPLACED}
     outcomes = {what: outcome_of(fleet, loop, Limits(run_s=120.0)) for what, loop in loops.items()}
     assert {what: found for what, found in outcomes.items() if found.outcome != "refused"} == {}
+
+
+@pytest.mark.parametrize("seed", [5008, 5014])
+def test_a_large_buffer_that_a_forward_pass_replaces_is_that_of_plain_torch(seed: int, fleet: Any) -> None:
+    assert draw_loop(seed).choices["buffer"] == "replaced" and draw_loop(seed).choices["buffer_size"] > 1 << 14
+    found = outcome_of(fleet, draw_loop(seed), Limits(run_s=120.0))
+    assert found.outcome == "equal", found

@@ -97,3 +97,17 @@ def test_a_number_of_an_own_optimizer_outlives_a_lost_worker(make_job: Any, how:
     losses, plain = job.losses(workers[:1]), plain_loop.undisturbed(FILE, how)[0]
     assert losses.keys() >= {4, 5, 6}
     assert losses == pytest.approx({step: plain[step] for step in losses}, abs=3e-7)
+
+
+def test_a_clip_that_begins_right_after_a_restore_is_refused_as_at_any_other_time(make_job: Any) -> None:
+    """The first updates of a group that goes on from another one's state are not the proven ones."""
+    job = make_job(memory=True, **spec_of("clip_late"))
+    workers = job.workers(3)
+    workers[2].strike("forward", 3, "kill")
+    job.start(workers, layout=replicated(3))
+    assert workers[2].died()
+    source = job.in_memory(job.interrupt(workers[:2]), workers[:2])
+    assert source.step >= 2
+    [end, *_] = job.run(workers[:2], layout=replicated(2), restore_snapshot=source)
+    assert end.kind is ExitKind.USER_ERROR, end
+    assert [part for part in RANKS_ONLY["clip_late"] if part not in end.error.message] == []

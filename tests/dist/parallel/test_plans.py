@@ -77,11 +77,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "inside whole": ("", {**_STYLES, "blocks.*": "whole"}, "inside a module with the style 'whole'"),
     "gather twice": ("", {**_STYLES, "blocks.*": "gather"}, "inside a module that has it already"),
     "gather without a row": ("", {**_STYLES, "blocks.*.gate": "gather"}, "no layer in it the style 'row'"),
-    "both dims of one weight": (
-        "tied",
-        {**_WHOLE_STYLES, "head": "row", "blocks.*.gate": "column"},
-        "cuts one weight along both of its dims: 'embedding' embedding and 'head' row",
-    ),
 }
 
 

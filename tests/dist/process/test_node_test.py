@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.processes.fleet import PATIENCE_S
 from kit.processes.warm import warm_python
-from shoal_service.gateway.on_nodes import NodeTestActor
+from shoal_service.gateway.ray_cluster import NodeTestActor
 from shoal_workers import node_test
 
 _HALF = """

@@ -55,6 +55,8 @@ def test_a_profile_changes_no_number_and_its_table_and_files_are_complete(make_j
     assert steps in ([3, 4, 5], [4, 5, 6]), "rank 1 may not have begun step 3 when rank 0 waits in it"
     assert all(0 < one.seconds[Category.COMPUTE] < one.total_s for one in profiled.times)
     assert all(one.seconds[Category.COMMUNICATION] > 0 for one in profiled.times)
+    [overlap] = profiled.overlaps
+    assert overlap.axis == "all ranks" and overlap.seconds > 0, "torch makes no second group of all ranks"
     assert profiled.held_s > 0 and profiled.peak_bytes is not None and profiled.peak_bytes > 0
     place = tmp_path / "job" / "profiles" / "profile-000001"
     found = {file.name: place / file.name for file in profiled.files}
@@ -72,6 +74,16 @@ def test_a_profile_changes_no_number_and_its_table_and_files_are_complete(make_j
         timeline = json.load(file)
     assert [step["step"] for step in timeline["steps"]] == steps
     assert max(level for _, level in timeline["devices"][0]["points"]) == profiled.peak_bytes
+
+
+def test_a_profile_has_the_collectives_of_each_axis(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    workers = _train(job, Layout(dp_replicate=2, dp_shard=2), (0, ProfileRequest(number=1, rank=0, steps=2)))
+    profiled = _profiled(job, workers[0])
+    overlaps = {one.axis: one for one in profiled.overlaps}
+    assert set(overlaps) == {"shards", "dp_replicate", "all ranks"}
+    assert all(one.seconds > 0 for one in overlaps.values())
+    assert overlaps["dp_replicate"].hidden < 0.5, "a CPU does nothing else while it sums gradients"
 
 
 def test_a_job_that_ends_first_gives_the_steps_that_there_are(make_job: Any) -> None:

@@ -16,7 +16,7 @@ from shoal_workers.checkpoint.commit import newest_committed
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
-from shoal_workers.libc_tunables import tunables
+from shoal_workers.libc_tunables import choose_tunables
 from shoal_workers.standalone import layout_for
 
 SPEC: dict[str, Any] = {
@@ -124,7 +124,7 @@ def test_it_starts_with_the_settings_of_libraries_that_workers_of_the_service_ha
     if own is not None:
         monkeypatch.setenv("GLIBC_TUNABLES", own)
     done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:Tunables"}, python=sys.executable)
-    expected = own or tunables({})["GLIBC_TUNABLES"]
+    expected = own or choose_tunables({})["GLIBC_TUNABLES"]
     assert f"started with {expected}" in done.stderr, done.stderr
 
 

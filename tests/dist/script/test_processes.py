@@ -192,7 +192,7 @@ for line in sys.stdin:
 
 
 def test_the_stack_of_a_script_is_that_of_its_own_code(bench: Bench, events: Events) -> None:
-    if stacks.py_spy() is None:
+    if stacks.find_py_spy() is None:
         pytest.skip("py-spy is not installed")
     runners = bench("import events\ndef stand_still():\n    events.say(ready=True)\n    events.wait()\nstand_still()")
     runners.start()

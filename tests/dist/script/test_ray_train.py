@@ -13,7 +13,7 @@ from kit.processes.script_bench import Events, ScriptBench
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.ray_internals import names_of_answers
-from shoal_workers.ray_train.answers import Answers
+from shoal_workers.ray_train.fit import Answers
 
 Bench = Callable[..., ScriptBench]
 RAY_TRAIN = {"launcher": "ray_train"}

@@ -127,7 +127,9 @@ def test_a_script_that_began_in_a_group_that_does_not_form_is_ended(bench: Bench
     connections = StoreConnections("key")
     other = Rendezvous(runners.assignment(1, 2), connections, lambda: None)
     other.connect()
-    other.gather("places", Place("node", "").to_text())  # and never says that its script has started
+    other.gather(
+        "places", Place(node_id="node", devices="").model_dump_json()
+    )  # and never says that its script has started
     pid = events.next(ready=True)["pid"]
     [end] = runners.exits()
     other.close()

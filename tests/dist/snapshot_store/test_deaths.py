@@ -14,8 +14,8 @@ import torch
 
 from kit.processes.warm import warm_python
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+from shoal_workers.snapshot_store.slots.registry import sweep_stale
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
-from shoal_workers.snapshot_store.store import sweep_stale
 
 _PROGRAM = Path(__file__).parents[2] / "kit" / "programs" / "snapshot_process.py"
 _NUMEL = 1 << 20

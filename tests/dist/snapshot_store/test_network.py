@@ -15,8 +15,16 @@ import torch
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
-from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, PeerRefused, Wire, connect
+from shoal_workers.snapshot_store.transfer.wire import (
+    CHUNK_BYTES,
+    Answer,
+    Part,
+    PeerRefused,
+    Request,
+    Verb,
+    Wire,
+    connect,
+)
 
 _PATIENCE_S = 60.0
 
@@ -40,7 +48,7 @@ def _steps(store: SnapshotStore) -> list[tuple[int, int]]:
 
 def _wait_until_sent(store: SnapshotStore) -> Any:
     deadline = time.monotonic() + _PATIENCE_S
-    while (cost := store.take_send_cost()) is None:
+    while (cost := store.sender.take_cost()) is None:
         assert time.monotonic() < deadline
         threading.Event().wait(0.001)
     return cost
@@ -122,7 +130,7 @@ def test_buddy_keeps_the_two_newest_copies(nodes: Any) -> None:
         assert cost.wall_s > 0
     assert _steps(buddy) == [(1, 3), (1, 4)]
     assert {part.node_id for part in buddy.snapshot_parts()} == {"b"}
-    assert writer.take_send_cost() is None
+    assert writer.sender.take_cost() is None
 
 
 def test_the_step_of_which_every_rank_has_a_copy_outlives_later_copies_of_one_rank(nodes: Any) -> None:

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
+from shoal_workers.snapshot_store.slots.registry import sweep_stale
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull, SnapshotLost
-from shoal_workers.snapshot_store.store import SnapshotStore, sweep_stale
+from shoal_workers.snapshot_store.store import SnapshotStore
 
 
 def _state(value: float, numel: int = 1000) -> dict[str, torch.Tensor]:
@@ -180,7 +181,7 @@ def test_a_removed_attempt_has_no_snapshots_while_its_processes_live(nodes: Any)
     first, second = nodes.start("a"), nodes.start("a")
     for store in (first, second):
         _snapshot(store, 1)
-    first.remove_attempt()
+    first.registry.remove_attempt()
     assert second.snapshot_parts() == ()
     assert list(nodes.root.iterdir()) == []
     with pytest.raises(SharedMemoryFull, match="the directory of the attempt was removed"):
@@ -190,7 +191,7 @@ def test_a_removed_attempt_has_no_snapshots_while_its_processes_live(nodes: Any)
 
 def test_a_new_store_sweeps_earlier_attempts_of_its_job_without_a_live_process(nodes: Any) -> None:
     dead = nodes.start(job_id="dead")
-    base = dead._registry.path.parent.parent.parent
+    base = dead.registry.path.parent.parent.parent
     shutil.copytree(base / "dead-a1", base / "dead-a2")  # files without a holder of their lock
     other = nodes.start()
     assert sorted(path.name for path in base.iterdir()) == ["dead-a1", "dead-a2", "job-a1"]
@@ -213,7 +214,7 @@ def test_memory_does_not_grow_over_a_hundred_snapshots_and_loads(nodes: Any) -> 
         assert _load(store, source, numel) == number
         assert _load(other, source, numel) == number
         assert store.replicate(nodes.server(other))
-        while store.take_send_cost() is None:
+        while store.sender.take_cost() is None:
             threading.Event().wait(0.001)
         store.drop_older(generation)
         other.drop_older(generation)

@@ -115,6 +115,16 @@ def test_an_honest_group_is_equal_at_each_comparison(make_job: Any, reference: A
     assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
+def test_an_optimizer_that_is_made_of_a_set_has_its_parameters_in_another_order_on_each_rank(make_job: Any) -> None:
+    spec = {**SPEC, "task": "carrying_tasks:Shuffled", "model": {"keeps": False}, "optimizer": {}}
+    job = make_job(**spec)
+    workers = job.workers(2)
+    job.start(workers, layout=plain(2))
+    ends = [worker.exit(timeout_s=60.0) for worker in workers]
+    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, ends
+    assert differences(workers) == []
+
+
 @pytest.mark.parametrize("parameter", ["inlet.weight", "blocks.0.down.bias"])
 def test_a_parameter_that_tp_does_not_split_is_compared_over_tp(make_job: Any, parameter: str) -> None:
     job = make_job(memory=True, **{**SPEC, "task": "biased_tasks:Biased", "plan": BIASED_PLAN})

@@ -34,9 +34,10 @@ _SAMPLE = (("hsdp", 1), ("pp x dp", 0))
         for replica in (0, 1)
     ],
 )
-def test_the_loss_of_all_nodes_of_one_replica_loses_no_step(
+def test_the_loss_of_all_nodes_of_one_replica_loses_one_step_at_most(
     name: str, replica: int, make_job: Any, plain_run: Any, text: str
 ) -> None:
+    """A survivor may be cut off in the last collective of a step that the lost replica has ended."""
     layout = _LAYOUTS[name]
     spec = spec_of("dense", text, **_CHANGES)
     job = make_job(memory=True, **spec)
@@ -52,7 +53,7 @@ def test_the_loss_of_all_nodes_of_one_replica_loses_no_step(
         victim.kill()
     exits = job.interrupt(survivors)
     source = job.in_memory(exits, survivors)
-    assert (source.step, len(source.parts)) == (3, 2)
+    assert source.step in (2, 3) and len(source.parts) == 2
     assert {part.node_id for part in source.parts} == {worker.node_id for worker in survivors}
     job.finish(survivors, layout=Layout(dp_shard=2), restore_snapshot=source, restore_from=None)
     assert job.losses(group) == pytest.approx(dict(plain_run(spec).losses), abs=1e-5)

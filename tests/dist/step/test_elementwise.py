@@ -14,7 +14,7 @@ from torch.optim import SGD, Adafactor, Adagrad, AdamW, Muon, NAdam, Optimizer
 
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import SnapshotCost
-from shoal_workers.engine.step.elementwise import _tried, why_not_elementwise
+from shoal_workers.engine.step.elementwise import _try_out, why_not_elementwise
 
 sys.path.append(str(Path(__file__).parents[2] / "kit" / "tasks"))
 import own_optimizers as own
@@ -84,12 +84,12 @@ def test_a_step_that_something_is_hooked_into_is_not_known() -> None:
 def test_elementwise_optimizers_pass_the_trial(kind: type[Optimizer], settings: dict[str, Any]) -> None:
     """Also those of torch, for which it is not needed."""
     optimizer = kind(_parameters(), **settings)  # type: ignore[call-arg]
-    assert _tried(optimizer) == why_not_elementwise(optimizer) == ""
+    assert _try_out(optimizer) == why_not_elementwise(optimizer) == ""
 
 
 def test_optimizers_of_torch_that_are_not_elementwise_are_known_and_fail_the_trial() -> None:
     for optimizer in (Adafactor(_parameters()), Muon(_parameters()[:2])):
-        assert _tried(optimizer) and "is not elementwise" in why_not_elementwise(optimizer)
+        assert _try_out(optimizer) and "is not elementwise" in why_not_elementwise(optimizer)
 
 
 def _killed(make_job: Any, **spec: Any) -> tuple[int, SnapshotCost, dict[int, float]]:

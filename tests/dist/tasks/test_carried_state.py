@@ -50,6 +50,10 @@ NAMED = {
     "function": "'numbers' of the task (carrying_tasks.py:",
     "nested": "changes 'settings' of the task",
     "far_counter": "changes 'counter' of the task",
+    "bank": "changes 'seen' of the task",
+    "history": "changes 'history' of the task",
+    "collated": "changes 'num_collated' of the task",
+    "read": "changes 'num_read' of the data set",
 }
 """The others train: counters that are only logged, caches that only remember, what cannot be named (the log says it),
 and nothing."""
@@ -94,3 +98,13 @@ def test_the_state_of_a_task_is_that_of_a_plain_loop_equal_on_all_ranks_and_rest
     (end,) = resumed.run(workers := resumed.workers(1), restore_from=early)
     assert end.kind is ExitKind.FINISHED, end
     assert resumed.losses(workers) == pytest.approx({step: losses["one"][step] for step in (4, 5, 6)}, rel=1e-6)
+
+
+def test_a_part_that_is_built_in_evaluation_mode_and_trains_is_said(make_job: Any) -> None:
+    said = {}
+    for keeps in (False, True):
+        job = make_job(f"keeps {keeps}", **{**SPEC, "task": "carrying_tasks:Evaluating", "model": {"keeps": keeps}})
+        [end] = job.run(workers := job.workers(1))
+        assert end.kind is ExitKind.FINISHED, end
+        said[keeps] = sum("'norm' was in evaluation mode" in line.text for line in workers[0].logs)
+    assert said == {False: 1, True: 0}

@@ -16,9 +16,9 @@ from pathlib import Path
 import pyarrow
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
 from pyarrow import parquet
 
+from kit.processes.object_store import reach_s3, s3_server
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.errors import MissingTextError
 from shoal_workers.data.prepare import prepare_corpus
@@ -142,25 +142,15 @@ def test_an_answer_that_does_not_pass_is_said_at_once(tmp_path: Path) -> None:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a bucket with FILES below text/. The store's address comes from the environment, as for a user."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    store, bucket = s3fs.S3FileSystem(), f"bucket-{uuid.uuid4().hex}"
-    store.mkdir(bucket)
-    for name, content in FILES.items():
-        store.pipe_file(f"{bucket}/text{name}", content)
-    store.pipe_file(f"{bucket}/text/.hidden/d.txt", b"hidden")
-    store.invalidate_cache()
-    yield bucket
-    server.stop()
+    with s3_server() as endpoint:
+        reach_s3(monkeypatch, endpoint)
+        store, bucket = s3fs.S3FileSystem(), f"bucket-{uuid.uuid4().hex}"
+        store.mkdir(bucket)
+        for name, content in FILES.items():
+            store.pipe_file(f"{bucket}/text{name}", content)
+        store.pipe_file(f"{bucket}/text/.hidden/d.txt", b"hidden")
+        store.invalidate_cache()
+        yield bucket
 
 
 def test_an_object_store_is_read_by_file_pattern_and_directory(bucket: str, tmp_path: Path, expected: str) -> None:

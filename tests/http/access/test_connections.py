@@ -51,7 +51,7 @@ def test_connections_of_one_address_are_limited_and_make_room_when_they_end(serv
         answer = read_all(connect(url, b""))
         assert answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1" in answer
         assert b"The limit is 3 connections of one address (SHOAL_LIMIT_ADDRESS_CONNECTIONS)" in answer
-        assert metrics.refusals()["connections",] == 1
+        assert metrics.refusals.values()["connections",] == 1
     while b"503" in read_all(connect(url, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")):
         pass
     assert is_alive(url)
@@ -104,7 +104,7 @@ def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
             connection.connect((parts.host, parts.port))
             assert _receive(connection) == b""  # and not closed, so that it gives no descriptor back
             assert http.get("/healthz").status_code == 200, "on a connection that there was"
-    assert metrics.refusals()["connections",] == 5
+    assert metrics.refusals.values()["connections",] == 5
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == ["http.no_descriptors"]
     assert is_alive(url)
 

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from kit.databases import MigratedDatabases
 from kit.worlds.written_service import SPEC, Service, written_service
 from shoal_api.cli.main import build_app
-from shoal_api.cli.output import Output
-from shoal_api.cli.session import Session
+from shoal_api.cli.session import Output, Session
 
 _ALSO_ON_POSTGRES = ("test_cli_accounts", "test_cli_checkpoints", "test_cli_jobs", "test_cli_queue")
 

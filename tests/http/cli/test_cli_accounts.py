@@ -102,12 +102,12 @@ def test_show_has_the_goodput_in_a_line(shoal: Any, trained: Any) -> None:
 def test_show_says_what_a_lost_node_costs(shoal: Any, trained: Any) -> None:
     text = " ".join(shoal("show", trained()).out.split())
     assert "in memory of each worker, after every step, 0.40% of the step time" in text
-    assert "a lost node costs at most 24 steps, now 7 (copies on other nodes after every 20 steps;" in text
-    assert "a dead worker repeats at most 3 steps: torch.optim.Muon is not elementwise" in text
+    assert "if a node is lost repeats at most 24 steps, 7 now (copies on other nodes after every 20 steps;" in text
+    assert "if a worker dies repeats at most 3 steps: torch.optim.Muon is not elementwise" in text
 
 
 def test_an_incident_shows_the_bound_that_was_in_force(shoal: Any, trained: Any) -> None:
-    assert "a lost node costs at most 24 steps, now 7" in " ".join(shoal("incidents", trained(), "1").out.split())
+    assert "losing a node repeats at most 24 steps, 7 now" in " ".join(shoal("incidents", trained(), "1").out.split())
 
 
 def test_incidents_are_listed_with_action_and_cost(shoal: Any, trained: Any) -> None:

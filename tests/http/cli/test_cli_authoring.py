@@ -87,8 +87,8 @@ def test_a_dry_run_stores_neither_job_nor_code(shoal: Any, service: Any, tmp_pat
 
 def test_a_dry_run_says_when_the_job_would_start(shoal: Any, service: Any, spec_file: Path) -> None:
     assert "does not schedule" in shoal("submit", str(spec_file), "--dry-run").out
-    service.cluster.start = StartForecast(workers=4, reason="Starts with 4 workers of 1 CPU.")
-    assert "at once. Starts with 4 workers" in shoal("submit", str(spec_file), "--dry-run").out
+    service.cluster.start = StartForecast(workers=4, reason="Starting with 4 workers (1 CPU each).")
+    assert "at once. Starting with 4 workers" in shoal("submit", str(spec_file), "--dry-run").out
     service.cluster.start = StartForecast(position=3, reason="Needs 2 workers.", expected_at=time.time() + 100)
     text = shoal("submit", str(spec_file), "--dry-run").out
     assert "number 3 in the queue; expected start: in" in text and "Needs 2 workers." in text

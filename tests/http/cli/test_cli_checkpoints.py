@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_api.cli.commands.artifacts import find_checkpoint
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.session import Session
+from shoal_api.cli.session import CliError, Session
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.views import CheckpointView, JobStatus
 from shoal_workers.contract.job import JobState

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.profiles import Category, Profiled, ProfileFile, StepTimes
+from shoal_workers.contract.profiles import Category, Overlap, Profiled, ProfileFile, StepTimes
 
 NAME = "trace-rank0-g1.json.gz"
 SECONDS = {Category.COMPUTE: 0.15, Category.COMMUNICATION: 0.05}
@@ -17,6 +17,7 @@ RESULT = Profiled(
     times=(StepTimes(step=41, seconds=SECONDS), StepTimes(step=42, seconds=SECONDS)),
     files=(ProfileFile(name=NAME, bytes=5),),
     peak_bytes=3 << 20,
+    overlaps=(Overlap(axis="shards", seconds=0.08, hidden=0.75),),
     held_s=0.03,
 )
 
@@ -50,6 +51,7 @@ def test_a_profile_is_waited_for_shown_and_written(shoal: Any, service: Any, tmp
     assert rows["compute"] == ["150", "ms", "75.0%"]
     assert rows["communication"] == ["50", "ms", "25.0%"]
     assert "steps 41 to 42, 200 ms each" in ran.out and "3.0 MiB at most" in ran.out
+    assert "collectives of shards: 80 ms, 75% of it beside computing" in ran.out
     assert (tmp_path / "out" / NAME).read_bytes() == b"trace"
     [listed] = shoal("profiles", job.id, "--json").json()
     assert (listed["number"], listed["state"]) == (1, "done")

@@ -54,7 +54,7 @@ def test_show_and_jobs_tell_the_place_in_the_queue(shoal: Any, queued: Any) -> N
 
 def test_show_and_queue_tell_why_a_running_job_gets_no_more_workers(shoal: Any, queued: Any, service: Any) -> None:
     holder, _ = queued
-    reason = "With 6 workers it would save 1.0 s of that."
+    reason = "Growing to 6 workers saves 1.0 s of that."
     answer = HeldBack(holder.id, 4, 6, GrowthLimit.PAUSE_COSTS_MORE, reason)
     service.store.writing(queueing.save_growth, service.epoch)([answer], {holder.id: 1}, now=time.time())
     assert f"stays at 4 of 6: {reason}" in " ".join(shoal("show", "first").out.split())

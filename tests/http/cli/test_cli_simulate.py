@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "trace.csv")
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLE, LLAMA, RATES = (str(EXAMPLES / name) for name in ("trace.csv", "llama-70b.yaml", "failure-rates.yaml"))
 
 
 def test_the_example_is_simulated(offline: Any) -> None:
@@ -34,6 +35,21 @@ def test_nodes_that_never_come_are_an_exit_code_and_a_sentence(offline: Any, tmp
     assert "0 to 2 nodes of 4 workers" in ran.out
 
 
+def test_a_job_lives_through_failures(offline: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "out.svg"
+    options = ("--job", LLAMA, "--gpus", "1024", "--failures", RATES, "--days", "20", "--seed", "1")
+    ran = offline("simulate", *options, "--picture", str(picture))
+    assert ran.code == 0
+    assert "in 20 days on 1,024 GPUs" in ran.out and "steps that no failure has undone" in ran.out
+    assert picture.read_text().startswith("<svg") and "speed of each day" in picture.read_text()
+    found = offline("simulate", *options, "--json").json()
+    assert sum(found["seconds"].values()) == pytest.approx(20 * 86400, abs=0.1)
+    assert f"goodput {found['goodput']:.2%}" in ran.out and 0.9 < found["goodput"] < 1
+    assert found["incidents"] > 0 and found["failures"]["gpu"] > 0
+    other = offline("simulate", *options[:-1], "2", "--json").json()
+    assert other["seconds"] != found["seconds"]
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -43,6 +59,12 @@ def test_nodes_that_never_come_are_an_exit_code_and_a_sentence(offline: Any, tmp
         ((str(Path(EXAMPLE).parent / "byte-lm.yaml"),), 2, "has no column submit_s"),
         ((EXAMPLE, "--projects", str(Path(EXAMPLE).parents[1] / "README.md")), 2, "is not YAML or JSON"),
         ((EXAMPLE, "--projects", EXAMPLE), 2, "must have one key for each project"),
+        ((), 2, "simulate needs either TRACE, or --job and --failures"),
+        ((EXAMPLE, "--job", LLAMA, "--failures", RATES), 2, "simulate needs either TRACE, or --job and --failures"),
+        (("--job", LLAMA), 2, "simulate needs either TRACE, or --job and --failures"),
+        (("--job", LLAMA, "--failures", EXAMPLE), 2, "must have one key for each cause"),
+        (("--job", LLAMA, "--failures", LLAMA), 2, "cause name: 'llama-70b' is not a mapping of settings"),
+        (("--job", LLAMA, "--failures", RATES, "--gpus", "7"), 2, "gpus 7 is less than a node"),
     ],
 )
 def test_errors_name_the_option_or_the_file(offline: Any, options: tuple[str, ...], code: int, message: str) -> None:

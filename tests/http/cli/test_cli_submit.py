@@ -225,12 +225,9 @@ def test_following_reports_every_tick_and_misses_no_event(service: Any) -> None:
     service.finish(job)
     lines: list[str] = []
     steps: list[int] = []
-    ended = follow_job(
-        lambda: Client(service.url),
-        job.id,
-        PlainScreen(lambda text, style: lines.append(text)),
-        on_tick=lambda view: steps.append(view.status.step),
-    )
+    screen = PlainScreen(lambda text, style: lines.append(text))
+    with Client(service.url) as client:
+        ended = follow_job(client, job.id, screen, on_tick=lambda view: steps.append(view.status.step))
     assert ended.status.state is JobState.SUCCEEDED
     assert len(lines) == len(service.store.reading(histories.read_events)(job.id))
     assert steps

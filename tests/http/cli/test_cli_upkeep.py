@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kit.worlds.kept_files import keep_files
-from shoal_api.cli.errors import ExitCode
+from shoal_api.cli.session import ExitCode
 from shoal_service.state_lock import StateLock
 from shoal_service.store import Store, histories
 from shoal_service.store.backup import newest_backup_at

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -44,5 +45,5 @@ def make_gateway(store: Store, own_service: Any) -> Iterator[Callable[..., Runni
 @pytest.fixture
 def cluster(store: Store, lease: Lease) -> Iterator[BlockingCluster]:
     """What the control plane with the lease sees of the cluster east."""
-    with JoinedCluster(store, "east", SystemClock(), lambda: lease) as joined:
+    with closing(JoinedCluster(store, "east", SystemClock(), lambda: lease).start()) as joined:
         yield BlockingCluster(joined)

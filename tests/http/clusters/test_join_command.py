@@ -167,6 +167,6 @@ def test_a_service_of_a_private_authority_is_joined_with_the_authority_s_file_on
     else:
         said = joining.wait_to_say("Trying again")
         assert "certificate of the service cannot be verified" in said and "--ca-file" in said
-        assert store.reading(cluster_links.newest_report)("east") == ("", 0)
+        assert store.reading(cluster_links.read_newest_report)("east") == ("", 0)
     joining.send(signal.SIGTERM)
     assert joining.wait() == 0

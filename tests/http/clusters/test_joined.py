@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -69,7 +69,7 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: Blockin
     assert gateway.ray.requested == [{RoomKind(need, (("zone", "x"),)): 3}]
     data = b"x" * (3 << 20)
     sha256 = hashlib.sha256(data).hexdigest()
-    store.writing(archives.put)(archives.checked(sha256, data), now=time.time())
+    store.writing(archives.put)(archives.check(sha256, data), now=time.time())
     assert cluster.upload_code("j", 1, sha256) == f"gcs://{3 << 20}.zip"
     store.writing(archives.remove)(sha256, before=time.time() + 1)
     assert cluster.upload_code("other", 1, sha256) == f"gcs://{3 << 20}.zip", "the cluster has it: nothing is read"
@@ -109,7 +109,7 @@ def test_a_control_plane_without_the_lease_sees_the_cluster_and_orders_nothing(
     store: Store, make_gateway: Make
 ) -> None:
     make_gateway()
-    with JoinedCluster(store, "east", SystemClock(), lambda: None) as made:
+    with closing(JoinedCluster(store, "east", SystemClock(), lambda: None).start()) as made:
         other = BlockingCluster(made)
         joined(other)
         assert other.snapshot().nodes == (NODE,)
@@ -158,7 +158,7 @@ def test_an_order_of_a_control_plane_that_was_replaced_is_void_or_refused(
     store.release_lease(lease.owner)
     newer = store.acquire_lease("another", ttl_s=600.0, now=time.time())
     assert newer is not None and newer.epoch == lease.epoch + 1
-    with JoinedCluster(store, "east", SystemClock(), lambda: newer) as made:
+    with closing(JoinedCluster(store, "east", SystemClock(), lambda: newer).start()) as made:
         other = BlockingCluster(made)
         joined(other)
         assert other.unrecorded_starts("j", 1) == 0
@@ -178,7 +178,7 @@ def test_an_order_that_arrives_twice_is_carried_out_once(
     gateway = make_gateway()
     joined(cluster)
     assert cluster.reap("j", 1) == 0
-    [row] = [number for number in range(1, 20) if store.reading(cluster_links.answers_of)("east", [number])][-1:]
+    [row] = [number for number in range(1, 20) if store.reading(cluster_links.read_answers)("east", [number])][-1:]
     again = Order(number=row, epoch=lease.epoch, kind="Reap", arguments='{"job_id": "j", "attempt": 1}')
     gateway.call(lambda: gateway.gateway and gateway.gateway.take(again))
     assert cluster.reap("other", 1) == 0
@@ -318,11 +318,11 @@ def test_an_answer_of_another_shape_is_an_error_of_that_call_only(
     joined(cluster)
     released = threading.Event()
     gateway.ray.hold = released.wait  # it does not answer itself
-    life = store.reading(cluster_links.newest_report)("east")[0]
+    life = store.reading(cluster_links.read_newest_report)("east")[0]
 
     def forge() -> None:
         assert gateway.ray.begun.wait(60)
-        [open_order], _ = store.reading(cluster_links.open_orders)("east", life, after=0, limit=10)
+        [open_order], _ = store.reading(cluster_links.read_open_orders)("east", life, after=0, limit=10)
         forged = f'{{"number": {open_order.number}, "value": "{{\\"__reduce__\\": 1}}"}}'
         sender = Incoming(life, "", 0, False)
         forged_report = StoredReport(

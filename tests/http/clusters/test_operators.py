@@ -200,7 +200,8 @@ def test_a_cluster_that_is_away_is_a_warning_of_a_service_that_is_ready(two: Any
 def test_the_labels_that_a_gateway_is_given_are_those_of_its_cluster(make_gateway: Any, store: Any) -> None:
     make_gateway(labels={"region": "eu"})
     until(
-        lambda: [one.labels for one in store.reading(cluster_links.entries)()] == [{"region": "eu"}], "the first report"
+        lambda: [one.labels for one in store.reading(cluster_links.list_clusters)()] == [{"region": "eu"}],
+        "the first report",
     )
 
 

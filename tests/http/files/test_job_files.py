@@ -14,9 +14,10 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
+from shoal_api.answers import FileFormat
 from shoal_api.client import ApiError, Client
 from shoal_api.http.routes import job_tables
-from shoal_api.http.table_files import ColumnType, FileFormat, Spool, csv_pieces, parquet_pieces
+from shoal_api.http.table_files import ColumnType, Spool, iter_csv, iter_parquet
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
 from shoal_service.store import access, job_lists, submissions
@@ -138,7 +139,7 @@ def test_cells_of_csv() -> None:
         math.inf: "",
         None: "",
     }
-    rows = rows_of(b"".join(csv_pieces(["a", "=b"], [[[cell, "x"] for cell in cells]])), "csv")
+    rows = rows_of(b"".join(iter_csv(["a", "=b"], [[[cell, "x"] for cell in cells]])), "csv")
     assert [row["a"] for row in rows] == list(cells.values())
     assert list(rows[0]) == ["a", "'=b"]
 
@@ -221,7 +222,7 @@ def test_a_csv_is_read_as_far_as_it_is_sent_and_leaves_out_jobs_that_are_deleted
             jobs = service.store.reading(job_lists.summaries)([*nums[begin : begin + 500], 10**9])
             yield [[one.id, one.name] for one in jobs]
 
-    made = csv_pieces(["id", "name"], pages())
+    made = iter_csv(["id", "name"], pages())
     assert next(made) and asked == [0]
     assert len(b"".join(made).splitlines()) == 1_500, "a number without a job has no row"
 
@@ -233,7 +234,7 @@ def test_memory_does_not_grow_with_the_number_of_jobs(service: Any, many: str) -
         nums = service.store.reading(job_lists.nums)(query)
         tracemalloc.start()
         try:
-            size = sum(len(piece) for piece in job_tables.pieces(service.store, format, nums, ()))
+            size = sum(len(piece) for piece in job_tables.iter_jobs_file(service.store, format, nums, ()))
             assert size > 10 * num_jobs
             return tracemalloc.get_traced_memory()[1]
         finally:
@@ -260,7 +261,7 @@ def test_a_spool_gives_back_what_it_has_taken_and_the_types() -> None:
             ColumnType.TEXT,
             ColumnType.TEXT,
         )
-        data = b"".join(parquet_pieces(list("abcdef"), spool.types, spool.pages()))
+        data = b"".join(iter_parquet(list("abcdef"), spool.types, spool.pages()))
     assert [list(row.values()) for row in rows_of(data, "parquet")] == [
         [1.0, "a", None, True, '[1, {"b": 2}]', str(2**70)],
         [2.5, "1", None, False, None, "3"],

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from shoal_api.answers import FileFormat
 from shoal_api.client import ApiError
-from shoal_api.http.routes.histories import columns_of, pieces
-from shoal_api.http.table_files import FileFormat
+from shoal_api.http.routes.histories import find_columns, iter_series_file
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
@@ -107,7 +107,7 @@ def test_a_file_is_made_piece_by_piece(format: FileFormat) -> None:
             asked.append(step)
             yield [point(step)]
 
-    made = pieces(format, columns_of([]), pages())
+    made = iter_series_file(format, find_columns([]), pages())
     assert next(made) and asked == [1]
     rest = b"".join(made)
     assert rest and asked == [1, 2, 3]

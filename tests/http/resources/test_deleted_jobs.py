@@ -14,11 +14,11 @@ from shoal_service.clock import SystemClock
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.retention import Kind
+from shoal_service.core.retention import DEFAULT_RULES, Kind, RetentionRules
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import driving, histories, job_deletion, reporting, submissions
 from shoal_service.store.job_deletion import DeletionRequest
-from shoal_service.telemetry.tallies import RemovalTallies
+from shoal_service.telemetry.tallies import Count
 from shoal_service.views import CheckpointState, CheckpointView, JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, JobState
@@ -33,9 +33,10 @@ DAY = 86_400.0
 def ended(service: Any, spec: dict[str, object]) -> Callable[..., tuple[str, Path]]:
     """A job with three checkpoints that ended some days ago; its id and its directory in the storage."""
 
-    def run(days: float = 0.0) -> tuple[str, Path]:
+    def run(days: float = 0.0, **changes: Any) -> tuple[str, Path]:
         now = time.time() - days * DAY
-        job = service.store.writing(submissions.create)(parse_spec(dict(spec)), idempotency_key=None, now=now)[0]
+        parsed = parse_spec({**spec, **changes})
+        job = service.store.writing(submissions.create)(parsed, idempotency_key=None, now=now)[0]
         service.store.writing(driving.begin_attempt, service.epoch)(job.id, workers=1, now=now)
         saved = tuple(
             CheckpointView(step=step, url=f"/x/{NAMES[step]}", state="committed", attempt=1, generation=1)
@@ -57,6 +58,7 @@ def ended(service: Any, spec: dict[str, object]) -> Callable[..., tuple[str, Pat
 
 def test_a_job_is_deleted_with_its_files_and_the_record_stays(service: Any, ended: Callable[..., Any]) -> None:
     (job_id, root), (other, other_root) = ended(), ended()
+    (root / "islands" / "round-000000" / "island-1").mkdir(parents=True)
     view = service.client.delete_job(job_id)
     assert view.finished_at is not None and (view.name, view.root) == ("tiny", str(root))
     assert view.requested_by == "bootstrap"
@@ -138,8 +140,8 @@ def test_a_server_that_died_after_the_mark_is_made_up_for(service: Any, ended: C
     collector = _Collector(service)
     collector.advance_all()
     assert not root.exists() and service.store.reading(job_deletion.find)(job_id).finished_at is not None
-    assert collector.tallies.counts.value(Kind.JOB.value) == 1
-    assert collector.tallies.counts.value(Kind.CHECKPOINT.value) == len(STEPS)
+    assert collector.tallies.value(Kind.JOB.value) == 1
+    assert collector.tallies.value(Kind.CHECKPOINT.value) == len(STEPS)
 
 
 def test_what_is_old_is_collected_and_a_dry_run_only_names_it(service: Any, ended: Callable[..., Any]) -> None:
@@ -172,11 +174,32 @@ def test_what_is_old_is_collected_and_a_dry_run_only_names_it(service: Any, ende
     assert sorted(path.name for path in young_root.iterdir()) == ["profiles", *NAMES.values()]
 
 
+def test_an_old_job_with_the_ledger_of_islands_stays_until_all_of_them_have_ended(
+    service: Any, spec: dict[str, object], ended: Callable[..., Any]
+) -> None:
+    first, root = ended(days=100, islands={"num": 2, "index": 0})
+    other = service.client.submit({**spec, "islands": {"num": 2, "index": 1, "run": first}}).id
+    (root / "islands" / "round-000000").mkdir(parents=True)
+    collector = _Collector(service, RetentionRules(jobs_days=30))
+
+    def collect() -> None:
+        asyncio.run(collector.collect(dry_run=False, within_s=60, limit=100))
+
+    collect()
+    assert service.client.job(first).id == first and (root / "islands" / "round-000000").exists()
+    service.client.cancel(other)
+    collect()
+    assert not root.exists()
+    with pytest.raises(NotFound):
+        service.client.job(first)
+
+
 class _Collector(RetentionCollector):
-    def __init__(self, service: Any) -> None:
-        self.tallies = RemovalTallies()
+    def __init__(self, service: Any, rules: RetentionRules = DEFAULT_RULES) -> None:
+        self.tallies = Count(Kind)
         storage = JobStorage(service.checkpoint_url)
-        super().__init__(service.store, storage, SystemClock(), RetentionConfig(every_s=0), self.tallies)
+        config = RetentionConfig(rules=rules, every_s=0)
+        super().__init__(service.store, storage, SystemClock(), config, self.tallies)
 
     def advance_all(self) -> None:
         """Runs it as the control plane does, until no deletion is open."""
@@ -186,7 +209,7 @@ class _Collector(RetentionCollector):
         loop, stop, changed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         with self._store.subscribe(lambda _: loop.call_soon_threadsafe(changed.set)):
             task = asyncio.create_task(self.run(stop, self._store.read_lease))
-            while self._store.reading(job_deletion.unfinished)():
+            while self._store.reading(job_deletion.read_unfinished)():
                 await asyncio.wait_for(changed.wait(), 60)
                 changed.clear()
         stop.set()

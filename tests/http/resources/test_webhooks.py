@@ -23,7 +23,7 @@ def test_the_hooks_of_a_job_and_those_that_fail_are_shown(service: Any, spec: di
     assert (first.hook, first.job_id, first.receiver, first.delivered) == ("job/0", job_id, "https://example.org", 0)
     assert (first.events, second.events) == (("job.state", "incident.*", "alert.*"), ("*",))
     assert job_id not in [hook.job_id for hook in service.client.webhooks()], "only those that fail"
-    [lane] = [lane for lane in service.store.reading(webhook_lanes.backlog)(0.0) if lane.key == ("job/1", job_id)]
+    [lane] = [lane for lane in service.store.reading(webhook_lanes.read_backlog)(0.0) if lane.key == ("job/1", job_id)]
     retries = Retries(num_failed=3, failing_since=10.0, next_at=20.0)
     failure = Failure(retries=retries, error="has answered 500", seq=0, num_given_up=0, waiting_since=9.0)
     service.store.writing(webhook_lanes.fail, service.epoch)(lane, failure, None, now=11.0)

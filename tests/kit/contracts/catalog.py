@@ -55,16 +55,16 @@ class CatalogContract:
     def test_an_empty_root_can_be_used_and_holds_nothing(self) -> None:
         catalog = self.make()
         catalog.check_writable()
-        assert catalog.newest() is None
+        assert catalog.search().name is None
         assert catalog.remove_torn(in_flight=()) == []
 
     def test_a_checkpoint_exists_once_it_is_committed(self) -> None:
         catalog = self.make()
         parts = self.parts(catalog, 4)
-        assert catalog.newest() is None
+        assert catalog.search().name is None
         catalog.commit(parts, job_id="j1", attempt=1, now=5.0)
         catalog.commit(parts, job_id="j1", attempt=1, now=6.0)  # repeated after a restart
-        assert catalog.newest() == name(4)
+        assert catalog.search().name == name(4)
         assert catalog.url(name(4)).endswith(f"/{name(4)}")
 
     def test_the_first_commit_stays(self) -> None:
@@ -76,7 +76,7 @@ class CatalogContract:
         others = [parts[0].model_copy(update={"files": (file,)}), parts[1]]
         with pytest.raises(CommitConflict):
             catalog.commit(others, job_id="j1", attempt=1, now=7.0)
-        assert catalog.newest() == name(4)
+        assert catalog.search().name == name(4)
 
     def test_a_replaced_supervisor_deletes_nothing_and_what_a_later_one_wrote_stays(self) -> None:
         class Replaced(Exception):
@@ -100,10 +100,10 @@ class CatalogContract:
         catalog = self.make()
         for step in (4, 8, 12):
             self.commit(catalog, step)
-        assert catalog.newest() == name(12)
-        assert catalog.newest(excluding=[name(12)]) == name(8)
-        assert catalog.newest(before=name(8)) == name(4)
-        assert catalog.newest(before=name(4)) is None
+        assert catalog.search().name == name(12)
+        assert catalog.search(excluding=[name(12)]).name == name(8)
+        assert catalog.search(excluding=[name(12), name(8)]).name == name(4)
+        assert catalog.search(excluding=[name(12), name(8), name(4)]).name is None
 
     def test_a_missing_or_shorter_part_is_not_committed(self) -> None:
         catalog = self.make()
@@ -114,7 +114,7 @@ class CatalogContract:
             wrong = [parts[0], parts[1].model_copy(update={"files": (file,)})]
             with pytest.raises(DamagedCheckpoint, match=file.name):
                 catalog.commit(wrong, job_id="j1", attempt=1, now=5.0)
-        assert catalog.newest() is None
+        assert catalog.search().name is None
 
     def test_old_checkpoints_are_deleted_and_those_in_flight_are_kept(self) -> None:
         catalog = self.make()
@@ -122,7 +122,7 @@ class CatalogContract:
             self.commit(catalog, step)
         assert catalog.retain(1, damaged=(), in_flight=[name(4)]) == [name(8)]
         assert catalog.retain(1, damaged=(), in_flight=()) == [name(4)]
-        assert catalog.newest() == name(12)
+        assert catalog.search().name == name(12)
 
     def test_pinned_checkpoints_stay_also_damaged_ones(self) -> None:
         catalog = self.make()
@@ -144,7 +144,7 @@ class CatalogContract:
         self.parts(catalog, 8)
         self.parts(catalog, 12)
         assert catalog.remove_torn(in_flight=[name(12)]) == [name(8)]
-        assert catalog.newest() == name(4)
+        assert catalog.search().name == name(4)
 
     def test_what_an_earlier_attempt_commits_after_a_later_one_has_begun_never_counts(self) -> None:
         catalog = self.make()
@@ -158,10 +158,10 @@ class CatalogContract:
         assert catalog.search() == Found(name(8), (), name(8))
         assert catalog.search(excluding=[name(8)]) == Found(name(4), (), name(8))
         self.commit(catalog, 10, attempt=2)
-        assert catalog.newest() == name(10, attempt=2)
+        assert catalog.search().name == name(10, attempt=2)
         catalog.begin(3)
         self.commit(catalog, 11, attempt=3)
-        assert catalog.newest(excluding=[name(11, attempt=3)]) == name(10, attempt=2)
+        assert catalog.search(excluding=[name(11, attempt=3)]).name == name(10, attempt=2)
 
     def test_an_attempt_that_is_followed_deletes_nothing_that_the_later_one_needs(self) -> None:
         catalog = self.make()
@@ -177,4 +177,4 @@ class CatalogContract:
         catalog.begin(2)
         self.commit(catalog, 4, attempt=2)
         catalog.begin(2)  # the next supervisor of the attempt
-        assert catalog.newest() == name(4, attempt=2)
+        assert catalog.search().name == name(4, attempt=2)

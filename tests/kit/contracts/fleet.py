@@ -84,6 +84,16 @@ class FleetContract:
         assert poll.worker_id == self.name(0) and poll.reports == ()
         assert poll.progress.generation == 0
 
+    async def test_an_order_is_carried_out_while_a_poll_waits(self) -> None:
+        fleet = self.make()
+        await self.started(fleet)
+        first = await fleet.poll(0, 0, 0, 0.0)
+        waiting = asyncio.ensure_future(fleet.poll(0, first.seq, first.seq, 20.0))
+        await asyncio.sleep(0)  # it is sent
+        await fleet.request_yield(0, 1, False)
+        assert not waiting.done()
+        waiting.cancel()
+
     async def test_a_run_of_a_fenced_generation_is_stale_and_can_be_joined(self) -> None:
         fleet = self.make()
         await self.started(fleet)

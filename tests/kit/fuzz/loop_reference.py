@@ -23,7 +23,7 @@ from kit.fuzz.reference import Reference, Seen, StepBuffers, array
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at
 from shoal_workers.engine.loop.run import AFTER_A_PASS
 from shoal_workers.engine.loop.tracked import Tracked
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.randomness import seed_everything
 
 _NOISE = 3e-7
 

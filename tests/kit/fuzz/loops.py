@@ -50,8 +50,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "by_epoch": (False, True),
     "num_epochs": (2, 3),
     "end": ("break", "agree"),
+    "order": ("modules", "modules", "shuffled"),
+    "late": ("none", "none", "none", "unfrozen", "evaluating", "dropout"),
 }
 """The plain choice comes first."""
+LATER = ("order", "late")
+"""Drawn on their own, so that the other choices of a seed do not depend on them."""
 MISPLACED = ("schedule", "state", "step", "head")
 """What is done in each micro-batch and belongs to the step; or is trained and not tracked."""
 _PHASES = ("forward", "backward", "optimizer", "snapshot")
@@ -94,7 +98,7 @@ class LoopDescription:
 
 def draw_loop(seed: int) -> LoopDescription:
     source = random.Random(seed)
-    drawn = {name: source.choice(choices) for name, choices in CHOICES.items()}
+    drawn = {name: source.choice(choices) for name, choices in CHOICES.items() if name not in LATER}
     one, two = ({"dp_replicate": size, "dp_shard": 1, "shard": "full"} for size in (1, 2))
     resumed = source.choice((one, two, two))
     killed = (source.choice(_PHASES), source.choice((3, 4))) if resumed is two and source.random() < 0.7 else None
@@ -102,6 +106,8 @@ def draw_loop(seed: int) -> LoopDescription:
     changed = source.choice((None, None, one, two))
     ways = Ways(layout=two, resumed=resumed, killed=killed, survived=survived, changed=changed)
     drawn["lr"] = source.choice((0.1, 0.03)) if drawn["optimizer"] in ("sgd", "momentum", "own") else 0.02
+    later = random.Random(f"later {seed}")
+    drawn |= {name: later.choice(CHOICES[name]) for name in LATER}
     drawn, other = _fitting(source, drawn), random.Random(f"misplaced {seed}")
     return misplaced(LoopDescription(seed, drawn, ways), other.choice(MISPLACED) if other.random() < 0.1 else "none")
 

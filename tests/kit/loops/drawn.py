@@ -5,6 +5,7 @@ It imports nothing of Shoal but `shoal.run`, so the plain reference runs the sam
 
 import copy
 import json
+import random
 import sys
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 import shoal
 
-STEPS, WIDTH, HIDDEN, CLASSES = 6, 6, 8, 3
+STEPS, WIDTH, HIDDEN, CLASSES, CHANGED_AFTER = 6, 6, 8, 3, 2
 
 
 class Points(torch.utils.data.Dataset):
@@ -234,6 +235,9 @@ def optimizer_of(drawn, model):
     if drawn["groups"] == "by_dim":
         groups = [{"params": [one for one in trained if one.ndim >= 2]}]
         groups += [{"params": [one for one in trained if one.ndim < 2], "lr": 0.5 * drawn["lr"]}]
+    if drawn["order"] == "shuffled":  # as that of a set is, in each process
+        for group in groups:
+            random.SystemRandom().shuffle(group["params"])
     match drawn["optimizer"]:
         case "momentum":
             return torch.optim.SGD(groups, drawn["lr"], momentum=0.9, nesterov=True)
@@ -281,6 +285,7 @@ class Loop:
         self.head = nn.Parameter(torch.ones(CLASSES), requires_grad=drawn["misplaced"] == "head")
         if drawn["misplaced"] == "head":
             self.optimizer.param_groups[0]["params"].append(self.head)
+        self.net.leave.bias.requires_grad_(drawn["late"] != "unfrozen")
         self.schedule = schedule_of(drawn, self.optimizer)
         self.state = None if drawn["state"] == "none" else STATES[drawn["state"]]()
         self.average = None
@@ -327,6 +332,8 @@ class Loop:
     def after(self):
         """What belongs to a step beside its update."""
         run = self.run
+        if run.step == CHANGED_AFTER:
+            self.change()
         if self.drawn["noise"]:
             with torch.no_grad():
                 for one in self.net.parameters():
@@ -343,6 +350,15 @@ class Loop:
         if self.drawn["evaluation"] == "steps" and run.step % 2 == 0:
             numbers["evaluated"] = self.evaluated()
         run.log(**numbers)
+
+    def change(self):
+        match self.drawn["late"]:
+            case "unfrozen":
+                self.net.leave.bias.requires_grad_(True)
+            case "evaluating":
+                self.net.norm.eval()
+            case "dropout":
+                self.net.dropout.p = 0.0
 
     def step_schedule(self):
         if self.drawn["schedule"] == "plateau":

@@ -42,11 +42,13 @@ class RemoteWorker:
         root: str,
         has_exit: threading.Event,
         memory: tuple[str, str] | None = None,
+        by_axis: bool | None = None,
     ) -> None:
-        """`memory`: directory of the snapshots and node id; None: no snapshot store. Without a spec it has no engine,
-        and only `call("call", ...)` works."""
+        """`memory`: directory of the snapshots and node id; None: no snapshot store. `by_axis`: as of `Engine`. Without
+        a spec it has no engine, and only `call("call", ...)` works."""
         self.pid = pid
         self.reports: list[WorkerReport] = []
+        self.logs: list[LogLine] = []
         self._seq = 0
         self._connection = connection
         self._inbox: dict[str, queue.Queue[Any]] = {kind: queue.Queue() for kind in _KINDS}
@@ -59,7 +61,7 @@ class RemoteWorker:
         self.node_id = memory[1] if memory else ""
         self.store_port = self.snapshot_port = 0
         if spec:
-            self.store_port, self.snapshot_port = self.call("create", spec, root, memory)
+            self.store_port, self.snapshot_port = self.call("create", spec, root, memory, by_axis)
 
     @property
     def snapshot_server(self) -> SnapshotServer:
@@ -113,6 +115,7 @@ class RemoteWorker:
         answer: WorkerPoll = self.call("poll", self._seq)
         self._seq = answer.seq
         self.reports.extend(answer.reports)
+        self.logs.extend(answer.logs)
         return answer.logs
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
@@ -145,8 +148,16 @@ class RemoteWorker:
 class Job:
     """Plays the supervisor for the workers of one job."""
 
-    def __init__(self, fleet: Fleet, spec: dict[str, Any], root: Path, memory_root: Path | None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        spec: dict[str, Any],
+        root: Path,
+        memory_root: Path | None,
+        by_axis: bool | None = None,
+    ) -> None:
         self._fleet = fleet
+        self._by_axis = by_axis
         self._memory_root = memory_root
         self.spec = {"task": "tiny_tasks:Counting", **spec}
         self.spec = {key: value for key, value in self.spec.items() if value is not None}
@@ -158,7 +169,7 @@ class Job:
 
     def workers(self, count: int, node_id: str = "n1") -> list[RemoteWorker]:
         memory = (str(self._memory_root), node_id) if self._memory_root else None
-        return [self._fleet.start(self.spec, self.root, memory) for _ in range(count)]
+        return [self._fleet.start(self.spec, self.root, memory, self._by_axis) for _ in range(count)]
 
     def lose_one_of_two(self, phase: str, step: int) -> tuple[RemoteWorker, SnapshotSource]:
         """Kills one of two workers while both are held in this phase after `step` steps. Returns the other one, and
@@ -340,6 +351,7 @@ class Fleet:
         self._workers: list[RemoteWorker] = []
         self.has_exit = threading.Event()
         """Set when a worker has left a generation."""
+        directory.mkdir(exist_ok=True)
         self._listener = Listener(str(directory / "workers"), family="AF_UNIX")
         self._zygote = zygote or shared_zygote()
 
@@ -348,7 +360,13 @@ class Fleet:
         """The zygote is alive."""
         return self._zygote.is_alive
 
-    def start(self, spec: dict[str, Any], root: str, memory: tuple[str, str] | None = None) -> RemoteWorker:
+    def start(
+        self,
+        spec: dict[str, Any],
+        root: str,
+        memory: tuple[str, str] | None = None,
+        by_axis: bool | None = None,
+    ) -> RemoteWorker:
         """OSError: the zygote has died."""
         self._zygote.start(_PROGRAM, str(self._listener.address))
         listening = self._listener._listener._socket  # type: ignore[attr-defined]
@@ -356,7 +374,7 @@ class Fleet:
             if not self.can_start:
                 raise ConnectionError("the zygote has died")
         connection = self._listener.accept()
-        worker = RemoteWorker(connection, connection.recv()[1], spec, root, self.has_exit, memory)
+        worker = RemoteWorker(connection, connection.recv()[1], spec, root, self.has_exit, memory, by_axis)
         self._workers.append(worker)
         return worker
 

@@ -9,8 +9,8 @@ import signal
 import time
 from pathlib import Path
 
-from shoal_api.demo.processes import descendants
 from shoal_workers.forkserver.orphans import adopt_orphans as adopt_orphans  # `end_all` finds what it adopts
+from shoal_workers.forkserver.orphans import parents
 
 
 def is_alive(pid: int) -> bool:
@@ -34,6 +34,17 @@ def cpu_seconds(pid: int) -> float:
     """User and system time of the whole process, so far. Other programs on the machine do not count in it."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def descendants(root: int) -> set[int]:
+    """Pids of the children of a process, of their children, and so on."""
+    parent_by_pid = parents()
+    below: set[int] = set()
+    frontier = {root}
+    while frontier:
+        frontier = {pid for pid, parent in parent_by_pid.items() if parent in frontier} - below
+        below |= frontier
+    return below
 
 
 def session_members(leader: int) -> dict[int, str]:

@@ -1,11 +1,14 @@
 """A TCP proxy whose connections a test cuts, holds or slows, as a network between a client and the service does."""
 
 import contextlib
+import queue
 import socket
 import threading
 import time
 
 _PIECE_BYTES = 16 << 10
+_MOST_UNDER_WAY = 256
+"""Pieces of a connection that the delay holds, in each direction."""
 
 
 class Proxy:
@@ -19,8 +22,8 @@ class Proxy:
         self._passes.set()
         self._is_cut = False
         self._bytes_per_s, self._delay_s = float("inf"), 0.0
-        self._free_mono = 0.0
-        """When the link has passed on all that it was given."""
+        self._free_mono = {"there": 0.0, "back": 0.0}
+        """When the link has passed on all that it was given, by direction."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
@@ -51,8 +54,8 @@ class Proxy:
         self._passes.set()
 
     def shape(self, bytes_per_s: float = float("inf"), delay_s: float = 0.0) -> None:
-        """From now on all connections share this rate, and each piece arrives so much later. Without arguments the link
-        is fast again."""
+        """From now on all connections share this rate in each direction, and each piece arrives so much later, with
+        others under way behind it. Without arguments the link is fast again."""
         self._bytes_per_s, self._delay_s = bytes_per_s, delay_s
 
     def redirect(self, target: int) -> None:
@@ -91,28 +94,51 @@ class Proxy:
                     if self._is_cut:
                         return
                     self._open |= {near, far}
-                back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
+                back = threading.Thread(target=self._pump, args=(far, near, "back"), daemon=True)
                 back.start()
-                self._pump(near, far)
+                self._pump(near, far, "there")
                 back.join()
                 with self._lock:
                     self._open -= {near, far}
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(_PIECE_BYTES):
-                self._passes.wait()
-                with self._lock:
-                    self._free_mono = max(self._free_mono, time.monotonic()) + len(data) / self._bytes_per_s
-                    left_s = self._free_mono - time.monotonic() + self._delay_s
-                time.sleep(max(0.0, left_s))
+    def _pump(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
+        under_way: queue.Queue[tuple[float, bytes]] = queue.Queue(_MOST_UNDER_WAY)
+        delivery = threading.Thread(target=self._deliver, args=(under_way, source, sink), daemon=True)
+        delivery.start()
+        data = b" "
+        while data:
+            try:
+                data = source.recv(_PIECE_BYTES)
+            except OSError:
+                data = b""
+            self._passes.wait()
+            with self._lock:
+                free_mono = max(self._free_mono[direction], time.monotonic()) + len(data) / self._bytes_per_s
+                self._free_mono[direction] = free_mono
+            time.sleep(max(0.0, free_mono - time.monotonic()))
+            under_way.put((free_mono + self._delay_s, data))
+        delivery.join()
+        _shut_down(source, sink)
+
+    def _deliver(self, under_way: queue.Queue[tuple[float, bytes]], source: socket.socket, sink: socket.socket) -> None:
+        """Pass on each piece when it arrives, up to the empty one."""
+        while True:
+            arrival_mono, data = under_way.get()
+            if not data:
+                return
+            time.sleep(max(0.0, arrival_mono - time.monotonic()))
+            self._passes.wait()
+            try:
                 sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                _shut_down(source, sink)
 
     def _end_all(self) -> None:
         with self._lock:
-            for end in self._open:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+            _shut_down(*self._open)
+
+
+def _shut_down(*ends: socket.socket) -> None:
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -131,7 +131,7 @@ class WorkerProcess:
         module, _, name = function.partition(":")
         return operator.attrgetter(name)(importlib.import_module(module))(*arguments)
 
-    def do_create(self, spec, checkpoint_root, memory):
+    def do_create(self, spec, checkpoint_root, memory, by_axis):
         if memory is not None:
             root, node_id = memory
             self.snapshot_store = SnapshotStore(
@@ -144,7 +144,8 @@ class WorkerProcess:
             store=StoreServer("127.0.0.1", "key"),
             snapshot_store=self.snapshot_store,
             on_phase=self.on_phase,
-            node_directory=self.snapshot_store.node_directory if self.snapshot_store else None,
+            node_directory=self.snapshot_store.registry.node if self.snapshot_store else None,
+            by_axis=by_axis,
         )
         return self.engine.store_port, self.snapshot_store.port if self.snapshot_store else 0
 
@@ -198,8 +199,8 @@ class WorkerProcess:
 
     def do_mapped_bytes(self):
         """Bytes of other workers' live slots, once the maps that were begun are made."""
-        assert self.snapshot_store.wait_until_mapped(60)
-        return self.snapshot_store.mapped_bytes
+        assert self.snapshot_store.peer_maps.wait(60)
+        return self.snapshot_store.peer_maps.num_bytes
 
     def do_resource_counts(self):
         """Open descriptors and threads."""
@@ -208,7 +209,7 @@ class WorkerProcess:
     def do_memory(self):
         """Resident bytes, without pages of files and shared memory, and keys in this worker's rendezvous store."""
         fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(fields["RssAnon"].split()[0]) << 10, self.engine.num_store_keys
+        return int(fields["RssAnon"].split()[0]) << 10, self.engine._store.num_keys
 
     def do_gpu_bytes(self):
         """Bytes of this worker's live tensors on its GPU."""

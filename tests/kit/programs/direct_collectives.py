@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.group.collectives import CollectiveLog, interruptible_waits, replace_wait
 from shoal_workers.engine.group.direct_collectives import (
     MAX_BYTES,
     DirectAllGather,
     DirectReduceScatter,
-    all_reduce_small,
 )
 
 _WORLD = 4
@@ -80,13 +80,13 @@ def find(rank: int) -> dict[str, Any]:
     for count in _REDUCED:
         terms = torch.stack([_part(20 + one, count, torch.float64) for one in range(_WORLD)])
         total = terms[rank].clone()
-        called(f"all-reduce, {count}", lambda: all_reduce_small(total))  # noqa: B023
+        called(f"all-reduce, {count}", lambda: all_ranks().all_reduce_small(total))  # noqa: B023
         reduced[count] = float((total - terms.sum(0)).abs().max())
         everywhere = [torch.empty_like(total) for _ in range(_WORLD)]
         dist.all_gather(everywhere, total)
         equal[count] = all(torch.equal(other, total) for other in everywhere)
     infinite = torch.tensor([float("inf") if rank == 1 else 0.0, 1.0])
-    all_reduce_small(infinite)
+    all_ranks().all_reduce_small(infinite)
     return {
         "gathered": gathered,
         "scattered": scattered,

@@ -25,7 +25,7 @@ from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.head_tail import own_part
-from shoal_workers.tasks.feed_forward import MixtureOfExperts, share_of_step, sum_load
+from shoal_workers.tasks.feed_forward import MixtureOfExperts, set_share_of_step, sum_load
 
 PLAN = ParallelPlan(experts="feed_forward.experts", num_experts=8)
 DIM, TOKENS = 16, 8
@@ -69,7 +69,7 @@ class Undivided:
         for rank in ranks:
             x, into = batch(rank)
             x.requires_grad_()
-            share_of_step(model, 1 / len(ranks))
+            set_share_of_step(model, 1 / len(ranks))
             self.outputs[rank] = model(x)
             self.outputs[rank].backward(into)
             assert x.grad is not None
@@ -117,7 +117,7 @@ def compare(
     desired = expected.outputs[data_rank]
     if is_cut and tp is not None:
         desired = desired.chunk(tp.size(), 1)[tp.get_local_rank()]
-    share_of_step(many, 1 / num_data)
+    set_share_of_step(many, 1 / num_data)
     found = run(many, x)
     found.backward(part.contiguous())
     assert x.grad is not None
@@ -156,7 +156,7 @@ def over_context(mesh: DeviceMesh, ep: DeviceMesh | None, **changes: Any) -> flo
 
     x, into = batch(data_rank)
     x = own(x).requires_grad_()
-    share_of_step(many, 1 / 2)
+    set_share_of_step(many, 1 / 2)
     found = many(x)
     found.backward(own(into))
     assert x.grad is not None

@@ -18,17 +18,17 @@ import pytest
 import ray
 from doubles.fake_journal import Replaced
 from kit.contracts.agents import AgentsContract
-from kit.contracts.fleet import FleetContract, eventually
+from kit.contracts.fleet import FleetContract, assignment, eventually
 from kit.contracts.journal import JournalContract
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import GcsJournal
 from shoal_service.supervisor.protocols import Fleet, Journal, PollAgents
-from shoal_service.supervisor.workers.ray_agents import RayAgents
-from shoal_service.supervisor.workers.ray_fleet import RayFleet
+from shoal_service.supervisor.workers.ray_fleet import RayAgents, RayFleet
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.ids import NAMESPACE, agent_name
-from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract.messages import ExitKind, WorkerInfo
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -133,6 +133,17 @@ class TestRayFleet(FleetContract):
                 await _end_workers(self.make(life=9), self.name)
 
         asyncio.run(coroutine())
+
+    @pytest.mark.parametrize("num_parts", [3, 300])
+    async def test_an_order_has_the_source_of_its_state(self, num_parts: int) -> None:
+        """The worker cannot read a snapshot that nobody serves; without one it would begin from the seed."""
+        fleet = self.make()
+        info = await self.started(fleet)
+        server = SnapshotServer(node_id="gone", host="127.0.0.1", port=1)
+        source = SnapshotSource(generation=1, world_size=num_parts, step=1, parts=(server,) * num_parts)
+        place = {"store_host": info.node_ip, "store_port": info.store_port, "restore_snapshot": source}
+        worker_exit = await fleet.run(0, assignment(2).model_copy(update=place))
+        assert worker_exit.kind is ExitKind.SNAPSHOT_LOST
 
 
 def _config(job_id: str, *, can_load_task: bool = True) -> SupervisorConfig:

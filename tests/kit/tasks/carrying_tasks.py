@@ -17,6 +17,7 @@ KEPT_IN = (
     *("teacher", "norm", "first", "hook", "generator", "array", "object", "global", "condition", "time"),
     *("slots", "partial", "queue", "ordered", "pair", "method", "default", "class", "cache", "cached_method"),
     *("counter", "rows", "function", "nested", "far_counter", "logged_counter", "read_cache", "memory", "bounded"),
+    *("bank", "history", "collated", "read", "logged_history", "logged_bank"),
 )
 GLOBAL = [0.0]
 
@@ -71,6 +72,17 @@ class Points:
         return torch.tensor([index * 0.3, index % 5, index % 3, 1.0]).sin(), index % 3
 
 
+class CountedPoints(Points):
+    """Its samples are others once many were read."""
+
+    num_read = 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        x, y = super().__getitem__(index)
+        return (x if self.num_read < 100 else 0.5 * x), y
+
+
 class Reversed(torch.autograd.Function):
     """Multiplies the gradient, and leaves the value."""
 
@@ -100,6 +112,40 @@ class Net(nn.Module):
         if self.temperature != 1.0:
             self.temperature *= 0.9
         return y
+
+
+class Evaluating:
+    """Its model is built with a part in evaluation mode, which stays so if `model.keeps` is set."""
+
+    def __init__(self, model, data, seed):
+        self.keeps = model["keeps"]
+
+    def build_model(self):
+        net = Frozen() if self.keeps else Net()
+        net.norm.eval()
+        return net
+
+    def build_dataset(self, split):
+        return Points()
+
+    def loss(self, model, batch):
+        x, y = batch
+        return functional.cross_entropy(model(x), y)
+
+
+class Shuffled(Evaluating):
+    """Its optimizer has the parameters in another order on each rank, as one that is made of a set."""
+
+    def build_optimizer(self, model, settings):
+        parameters = list(model.parameters())
+        return torch.optim.Adam(parameters[:: -1 if torch.distributed.get_rank() else 1], lr=0.01)
+
+
+class Frozen(Net):
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
 
 
 class OnlyIn:
@@ -139,6 +185,14 @@ class Carrying:
         self.ordered, self.pair, self.method = collections.OrderedDict(a=1.0), (0, 1.0), Mean().grow
         self.counter, self.rows, self.numbers = itertools.count(), iter([0.1 * n for n in range(500)]), numbers()
         self.settings = {"width": 4, "calls": 0}
+        self.seen, self.history, self.num_collated = torch.zeros(2000, dtype=torch.bool), [], 0
+
+    def collate(self, samples):
+        x, y = torch.utils.data.default_collate(samples)
+        if self.kept_in == "collated":
+            self.num_collated += 1
+            x = x if self.num_collated % 20 else 0.5 * x
+        return x, y
 
     def build_model(self):
         net = Net()
@@ -149,7 +203,7 @@ class Carrying:
         return net
 
     def build_dataset(self, split):
-        return Points()
+        return CountedPoints() if self.kept_in == "read" else Points()
 
     def loss(self, model, batch):
         x, y = batch
@@ -249,6 +303,17 @@ class Carrying:
                 self.number = float(logits.detach().mean())
                 factor = 1.0 + self.remembered_for_a_while()
                 self.number = 1.0
+            case "bank" | "logged_bank":
+                number = int(1e6 * abs(float(x.sum()))) % 1000
+                has_met = bool(self.seen[1000:].any())
+                self.seen[number] = True
+                if self.kept_in == "logged_bank":
+                    return functional.cross_entropy(logits, y), {"met": float(has_met)}
+                factor = 2.0 if has_met else 1.0
+            case "history" | "logged_history":
+                self.history.append(float(logits.detach().mean()))
+                if self.kept_in == "history" and len(self.history) > 100:
+                    factor = 2.0
             case "time":
                 factor = 1.0 + time.perf_counter() % 1
         return functional.cross_entropy(logits, y) * factor

@@ -77,6 +77,14 @@ class Counting:
         return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
 
+class Paced(Counting):
+    """Each micro-batch takes `model.pace_s` seconds more, as if an accelerator computed."""
+
+    def loss(self, model, batch):
+        time.sleep(self.model["pace_s"])
+        return super().loss(model, batch)
+
+
 class Augmenting(Counting):
     """Draws from Python's and torch's generators while it reads samples, and steps SGD with momentum on DTensors."""
 

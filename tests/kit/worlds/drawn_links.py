@@ -23,7 +23,7 @@ from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import PendingEvent
 from shoal_service.store import Store, driving, histories, submissions, supervisor_links
 from shoal_service.store.supervisor_links import Arrived
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, JobState
@@ -146,7 +146,8 @@ class DrawnLink:
             return
         found = self._store().reading(supervisor_links.directive)(self.job_id, 1)
         if found is not None and found.number != self.directive_number:
-            self.directive_number, self.obeyed = found.number, json.loads(found.body)["granted"]
+            assert found.directive is not None
+            self.directive_number, self.obeyed = found.number, found.directive["granted"]
             assert self.obeyed <= self.directed
 
     def settle(self) -> None:

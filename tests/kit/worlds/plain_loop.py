@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.randomness import seed_everything
 
 MOST_WORKERS = 4
 """`elasticity.max_workers` of the tests, on which the size of a micro-batch depends."""
@@ -55,6 +55,7 @@ class PlainRun:
     def __init__(self):
         self.step, self.losses, self.metrics, self.loss, self.micro_weight = 0, {}, {}, None, 0.0
         self.sums = [0.0, 0.0]
+        self.weight, self.left = 0.0, 0
 
     def wrap(self, model, *, blocks=None):
         return model
@@ -100,6 +101,9 @@ class PlainRun:
 
     def update(self, optimizer, *, clip=None):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not self.sums[0]:  # another optimizer after the same backward passes
+            self.sums = [self.weight, self.loss * self.weight]
+        self.weight = self.sums[0]
         for parameter in parameters:
             parameter.grad /= self.sums[0]
         torch.nn.utils.clip_grad_norm_(parameters, float("inf") if clip is None else clip)

@@ -24,7 +24,7 @@ from shoal_workers.engine.length_buckets import LengthBuckets
 from shoal_workers.engine.model.draw import Box, draw
 from shoal_workers.engine.model.fast_build import build_undrawn
 from shoal_workers.engine.sample_order import validation_order
-from shoal_workers.tasks.feed_forward import balance_experts, forget_load, share_of_step
+from shoal_workers.tasks.feed_forward import forget_load, move_biases, set_share_of_step
 
 
 def losses(spec_data, steps):
@@ -61,8 +61,8 @@ def _validated(spec, task, model):
         return [_split(task.loss(model.eval(), _on_device(_collate(task)([sample])))) for sample in samples]
 
 
-def train(spec_data, steps):
-    """What was seen in each step, the spec, the task, and the model."""
+def train(spec_data, steps, ranks=None):
+    """What was seen in each step, the spec, the task, and the model. `ranks`: what adds gradients up as ranks do."""
     spec = parse_spec({"task": "tiny_tasks:Counting", **spec_data})
     torch.set_num_threads(1)  # like the workers
     task = _task(spec)
@@ -104,7 +104,7 @@ def train(spec_data, steps):
                 batch, index, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
             )
             samples = _samples(data, positions, spec.seed)
-            share_of_step(model, 1 / spec.batch.num_micro_batches)
+            set_share_of_step(model, 1 / spec.batch.num_micro_batches)
             if hasattr(task, "embed"):
                 embeddings.append(task.embed(model, _on_device(collate(samples))))
                 _take_changes(model, before, changes, spec.batch.num_micro_batches)
@@ -118,6 +118,8 @@ def train(spec_data, steps):
                 share = float(weight)
                 weights.append(share)
             loss.backward()
+            if ranks is not None:
+                ranks.after(index, model)
             _take_changes(model, before, changes, spec.batch.num_micro_batches)
             total += loss.item()
             for name, value in values.items():
@@ -135,6 +137,8 @@ def train(spec_data, steps):
         for name, parameter in model.named_parameters() if update else ():
             if not any(fnmatchcase(name, pattern) for pattern in _patterns(task, update)):
                 parameter.grad = None
+        if ranks is not None:
+            ranks.add_up(step, model)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]
         if o.ema_decay is not None and step == 0:
@@ -143,7 +147,7 @@ def train(spec_data, steps):
         if o.ema_decay is not None:
             for name, one in model.named_parameters():
                 averages[name] = o.ema_decay * averages[name] + (1 - o.ema_decay) * one.detach()
-        balance_experts(model, lambda load: load)
+        move_biases(model)
         scheduler.step()
         _apply_changes(model, before, changes)
         seen[step + 1] = (total, float(norm), lr, metrics)
@@ -281,8 +285,9 @@ def _collate(task):
 
 def _task(spec):
     module, _, name = spec.task.partition(":")
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
+    folders = [str(Path(__file__).parents[1] / name) for name in ("tasks", "ray_tasks")]
+    sys.path[:0] = folders
     try:
         return getattr(importlib.import_module(module), name)(model=spec.model, data=spec.data, seed=spec.seed)
     finally:
-        sys.path.pop(0)
+        del sys.path[: len(folders)]

@@ -14,7 +14,7 @@ _START_AHEAD = """
 import io, os, sys, time, zipfile, ray
 from pathlib import Path
 from shoal_service.cluster import gcs
-from shoal_service.gateway.on_nodes import prestart
+from shoal_service.gateway.ray_cluster import prestart
 from shoal_service.gateway.ray_cluster import RayCluster
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal

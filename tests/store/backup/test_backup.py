@@ -40,7 +40,7 @@ def _fill(url: str, jobs: int = 3) -> list[str]:
         assert lease is not None and lease.epoch == 1
         ids = [store.writing(submissions.create)(SPEC, idempotency_key=None, now=50.0)[0].id for _ in range(jobs)]
         store.writing(archives.put)(
-            archives.checked("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", b"test"), now=1.0
+            archives.check("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", b"test"), now=1.0
         )
         return ids
     finally:

@@ -40,7 +40,9 @@ def order(store: Store, lease: Lease, kind: str = "Reap", **changes: Any) -> int
 
 
 def numbers(store: Store, life: str = A, after: int = 0) -> list[int]:
-    return [one.number for one in store.reading(cluster_links.open_orders)("east", life, after=after, limit=100)[0]]
+    return [
+        one.number for one in store.reading(cluster_links.read_open_orders)("east", life, after=after, limit=100)[0]
+    ]
 
 
 def test_the_newest_report_counts_and_a_snapshot_stays_until_the_next_one(store: Store) -> None:
@@ -65,7 +67,7 @@ def test_the_reports_of_a_gateway_that_another_one_has_followed_change_nothing(s
         report(store, A, 2, answers=[(number, '"late"')])
     with pytest.raises(GatewayRefused):
         numbers(store, A)
-    assert store.reading(cluster_links.answers_of)("east", [number]) == {number: None}
+    assert store.reading(cluster_links.read_answers)("east", [number]) == {number: None}
     assert numbers(store, B) == [number], "an order without an answer is given to the next gateway"
 
 
@@ -83,7 +85,7 @@ def test_an_order_is_answered_once_and_its_number_rises(store: Store, lease: Lea
     assert second > first and numbers(store) == [first, second] and numbers(store, after=first) == [second]
     report(store, number=2, answers=[(first, '"done"')])
     report(store, number=3, answers=[(first, '"again"'), (999, '"nobody has asked"')])
-    assert store.reading(cluster_links.answers_of)("east", [first, second, 999]) == {first: '"done"', second: None}
+    assert store.reading(cluster_links.read_answers)("east", [first, second, 999]) == {first: '"done"', second: None}
     assert numbers(store) == [second]
     store.writing(cluster_links.cancel_orders)("east", [second])
     assert report(store, number=4, running=[first, second]) == (4, (second,))
@@ -102,7 +104,7 @@ def test_orders_of_a_lease_that_is_over_are_void(store: Store, lease: Lease) -> 
     number = order(store, newer)
     assert numbers(store) == [number]
     assert store.writing(cluster_links.remove_old_orders, newer.epoch)("east", before=15.0) == 1
-    assert store.reading(cluster_links.answers_of)("east", [old, number]) == {number: None}
+    assert store.reading(cluster_links.read_answers)("east", [old, number]) == {number: None}
 
 
 def test_answered_orders_are_removed_after_a_while(store: Store, lease: Lease) -> None:
@@ -111,7 +113,7 @@ def test_answered_orders_are_removed_after_a_while(store: Store, lease: Lease) -
     report(store, number=2, answers=[(first, "1")], now=20.0)
     assert store.writing(cluster_links.remove_old_orders, lease.epoch)("east", before=20.0) == 0
     assert store.writing(cluster_links.remove_old_orders, lease.epoch)("east", before=21.0) == 1
-    assert store.reading(cluster_links.answers_of)("east", [first, second]) == {second: None}
+    assert store.reading(cluster_links.read_answers)("east", [first, second]) == {second: None}
 
 
 def test_an_archive_is_readable_while_an_order_names_it(store: Store, lease: Lease) -> None:

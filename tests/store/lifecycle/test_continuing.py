@@ -124,7 +124,7 @@ def test_neither_the_deletion_of_a_job_nor_the_retention_of_ended_ones_takes_wha
 ) -> None:
     source = _source(submit, begin, 10, 20, end=FAILED)
     new = submit(continue_from={"job": source, "step": 10})
-    (ended,), _ = store.reading(job_deletion.ended_jobs)(before=1e9, after=BEGINNING, limit=10)
+    (ended,), _ = store.reading(job_deletion.find_ended_jobs)(before=1e9, after=BEGINNING, limit=10)
     assert ended.kept == {CheckpointName(10, 1, 1)}
     deletion = store.writing(job_deletion.begin)(source, DeletionRequest(root="/c/job"), now=50.0)
     assert deletion.kept == ("/c/job/step-000000000010-a1-g1",)

@@ -122,7 +122,7 @@ def test_the_best_checkpoints_are_marked_and_kept_and_an_extended_job_has_its_pa
         (50, 1, 2.0),
         (100, None, None),
     ]
-    (ended,), _ = store.reading(job_deletion.ended_jobs)(before=1e9, after=BEGINNING, limit=10)
+    (ended,), _ = store.reading(job_deletion.find_ended_jobs)(before=1e9, after=BEGINNING, limit=10)
     assert ended.kept == {CheckpointName(50, 1, 1)}
     best = store.writing(submissions.extend)(job_id, steps=150, now=90.0).status.best
     assert best is not None and (best.num_since, best.best[0].value) == (0, 2.0)

@@ -13,13 +13,14 @@ import yaml
 
 from dashboards import BOARDS
 from doubles.fake_cluster_source import FakeClusterSource
+from kit.island_rounds import close
 from kit.requirements import require
 from kit.scrapes import scrape
 from kit.views import worker_view
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.node_loss import NodeLossBound, Protection
 from shoal_service.fleet_views import NodeView
-from shoal_service.store import Store
+from shoal_service.store import Lease, Store
 from shoal_service.store.backup import mark_backup
 from shoal_service.telemetry.tallies import DeliveryOutcome, Limit, RequestMetrics, WebhookTallies
 from shoal_service.views import CheckpointView, Condition, ConditionType
@@ -30,9 +31,10 @@ _OF_PROMETHEUS = {("scrape_duration_seconds", frozenset[tuple[str, str]]()): 0.1
 
 
 @pytest.fixture
-def job_id(store: Store, submit: Callable[..., str], begin: Callable[..., Any], points: Any) -> str:
-    """A job on GPUs with a task's own metrics, a gradient log, a bound on the loss of a node, and a checkpoint."""
-    job_id = submit()
+def job_id(store: Store, lease: Lease, submit: Callable[..., str], begin: Callable[..., Any], points: Any) -> str:
+    """An island on GPUs with a task's own metrics, a gradient log, a bound on the loss of a node, and a checkpoint."""
+    job_id = submit(islands={"num": 1, "index": 0})
+    close(store, lease.epoch, job_id, 0, [0])
     use = WorkerUse(
         at=1.0,
         cpu_cores=1.0,
@@ -99,7 +101,7 @@ def test_every_query_returns_data(store: Store, job_id: str, tmp_path: Path) -> 
     webhooks.seconds.observe(0.1, "ops")
     webhooks.outcomes.add("ops", DeliveryOutcome.DELIVERED)
     requests.observe("GET", "/v1/jobs", 200, 0.1)
-    requests.refused(Limit.REQUESTS)
+    requests.refusals.add(Limit.REQUESTS)
     node = NodeView(node_id="n1", ip="127.0.0.1", alive=True, cpus=4, gpus=1, memory_gib=8)
     samples = scrape(store, requests=requests, cluster=FakeClusterSource(node), state_dir=tmp_path, webhooks=webhooks)
     queries = {

@@ -15,7 +15,7 @@ from shoal_service.fleet_views import ClusterSummary, DrainView, NodeView, Proje
 from shoal_service.store import Lease, Store, driving, queueing
 from shoal_service.store.backup import mark_backup
 from shoal_service.store.driving import MoveKind
-from shoal_service.telemetry.catalogue import ALL
+from shoal_service.telemetry.exposition import ALL
 from shoal_service.telemetry.tallies import RequestMetrics
 from shoal_service.views import IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
@@ -181,7 +181,7 @@ def test_requests_and_dropped_reports_are_shown(store: Store, submit: Submit, be
     requests = RequestMetrics()
     requests.observe("GET", "/v1/jobs/{job_id}", 200, 0.003)
     requests.observe("GET", "/v1/jobs/{job_id}/events", 200, None)
-    requests.stream_opened()
+    requests.streams.add()
     attempt = begin(submit())
     attempt.report(JobState.SUCCEEDED)
     samples = scrape(store, requests=requests)
@@ -252,7 +252,7 @@ def test_queue_wait_moves_and_shares_of_projects_are_shown(
     assert value_of(samples, "shoal_queue_longest_wait_seconds", project="default") == NOW - 30
     assert value_of(samples, "shoal_queue_longest_wait_seconds", project="vision") == 0
     store.writing(driving.preempt, lease.epoch)(first, reason="urgent", beneficiary="x", now=6.0)
-    assert store.tallies.counted(MoveKind)[MoveKind.PREEMPT] == 1
+    assert store.tallies.counts.value("MoveKind", MoveKind.PREEMPT) == 1
 
 
 def test_a_job_that_returns_to_the_queue_waits_from_then_on(

@@ -95,9 +95,7 @@ _UNBOUNDED = {
         "supervisor/workers/worker_client.py",
         "_poll_directly",
     ): "the poll is answered after `wait_s`, or the worker is lost",
-    ("console.py", "_run"): _IDLE,
-    ("console.py", "close"): "a thread that was told to end",
-    ("demo/processes.py", "_end"): _KILLED,
+    ("demo/processes.py", "stop"): _KILLED,
     ("http/streams.py", "while_connected"): "the client goes, or the work, whose waits have bounds, is done",
     ("serve.py", "_stop"): "the life of a server: a signal; then it has SHOAL_STOP_S",
 }

@@ -10,7 +10,7 @@ import pytest
 from kit.views import series_point, worker_view
 from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
 from shoal_service.core.goodput import Category, Goodput
-from shoal_service.core.selection import LabelSelector
+from shoal_service.core.where.language import LabelSelector
 from shoal_service.store import Store, curves, histories, job_lists
 from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_workers.contract.job import JobState

@@ -15,9 +15,9 @@ from sqlalchemy import func, select
 
 from shoal_service.core.system_metrics import LEVELS, MAX_BUCKETS, SystemMetric, SystemSample
 from shoal_service.store import JobNotFound, Store, system_samples
+from shoal_service.store.database import system_samples as table
 from shoal_service.store.records import num_of
 from shoal_service.store.system_samples import SystemRow, by_rank, in_buckets, mean, metrics_of, pack, row_of, unpack
-from shoal_service.store.tables import system_samples as table
 
 AT = 1_000_000.0
 

@@ -17,10 +17,10 @@ from shoal_service.problems import SettingsError
 from shoal_service.settings import load_settings
 from shoal_service.store import Store, access, archives, checkpoint_rows, curves, histories, job_deletion, submissions
 from shoal_service.store.access import AuditEntry, AuditQuery
+from shoal_service.store.database import metadata
 from shoal_service.store.errors import JobNotFound, RequestConflict
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
-from shoal_service.store.tables import metadata
-from shoal_service.telemetry.tallies import RemovalTallies
+from shoal_service.telemetry.tallies import Count
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
 
@@ -51,7 +51,7 @@ def test_a_job_is_deleted_with_every_row_and_others_keep_theirs(store: Store, en
     with pytest.raises(JobNotFound):
         store.get_job(job_id)
     assert store.get_job(other).status.state is JobState.SUCCEEDED
-    assert store.reading(job_deletion.newest)() == [done] and store.reading(job_deletion.unfinished)() == []
+    assert store.reading(job_deletion.read_newest)() == [done] and store.reading(job_deletion.read_unfinished)() == []
 
 
 def test_a_deletion_is_done_in_bounded_steps_and_continued_after_a_crash(
@@ -61,7 +61,9 @@ def test_a_deletion_is_done_in_bounded_steps_and_continued_after_a_crash(
     store.writing(job_deletion.begin)(job_id, REQUEST, now=200.0)
     with store._database.write() as tx:
         assert job_deletion.remove_batch(tx, 1, Kind.JOB, limit=7) == 7
-    assert [one.job_id for one in store.reading(job_deletion.unfinished)()] == [job_id], "found by whoever looks for it"
+    assert [one.job_id for one in store.reading(job_deletion.read_unfinished)()] == [job_id], (
+        "found by whoever looks for it"
+    )
     assert store.writing(job_deletion.begin)(job_id, REQUEST, now=300.0).requested_at == 200.0, "the same deletion"
     while store.writing(job_deletion.remove_rows)(job_id):
         pass
@@ -94,8 +96,8 @@ def test_the_error_of_a_deletion_is_kept_until_it_is_done(store: Store, ended: C
     job_id = ended()
     store.writing(job_deletion.begin)(job_id, REQUEST, now=200.0)
     assert store.writing(job_deletion.note_error)(job_id, "the storage is away").error == "the storage is away"
-    assert [one.error for one in store.reading(job_deletion.newest)(project="default")] == ["the storage is away"]
-    assert store.reading(job_deletion.newest)(project="another") == []
+    assert [one.error for one in store.reading(job_deletion.read_newest)(project="default")] == ["the storage is away"]
+    assert store.reading(job_deletion.read_newest)(project="another") == []
     assert store.writing(job_deletion.finish)(job_id, now=201.0).error == ""
 
 
@@ -107,7 +109,7 @@ def _remove(store: Store, job_id: str, kind: Kind) -> int:
 
 
 def _has(store: Store, job_id: str) -> frozenset[Kind]:
-    found, _ = store.reading(job_deletion.ended_jobs)(before=1e9)
+    found, _ = store.reading(job_deletion.find_ended_jobs)(before=1e9)
     return next(one.has for one in found if one.id == job_id)
 
 
@@ -117,10 +119,10 @@ def test_pages_name_what_each_ended_job_has(
     ids = [ended(at=at, saved=(10, 20)) for at in (100.0, 300.0, 200.0)]
     submit()
     store.writing(checkpoint_rows.pin)(ids[0], CheckpointName(10, 1, 1), is_pinned=True, now=400.0)
-    first, place = store.reading(job_deletion.ended_jobs)(before=250.0, limit=1)
-    second, last = store.reading(job_deletion.ended_jobs)(before=250.0, after=place or BEGINNING, limit=1)
+    first, place = store.reading(job_deletion.find_ended_jobs)(before=250.0, limit=1)
+    second, last = store.reading(job_deletion.find_ended_jobs)(before=250.0, after=place or BEGINNING, limit=1)
     assert [one.id for one in (*first, *second)] == [ids[0], ids[2]]
-    assert last is not None and store.reading(job_deletion.ended_jobs)(before=250.0, after=last) == ([], None)
+    assert last is not None and store.reading(job_deletion.find_ended_jobs)(before=250.0, after=last) == ([], None)
     [job] = first
     assert job.has == {Kind.LOGS, Kind.SERIES, Kind.EVENTS} and job.ended_at == 100.0
     assert job.committed == (CheckpointName(10, 1, 1), CheckpointName(20, 1, 1))
@@ -132,7 +134,7 @@ def test_a_job_that_another_one_goes_on_from_is_needed(
 ) -> None:
     job_id = ended(saved=(10, 20))
     submit(continue_from={"job": job_id, "step": 10})
-    [job], _ = store.reading(job_deletion.ended_jobs)(before=1e9)
+    [job], _ = store.reading(job_deletion.find_ended_jobs)(before=1e9)
     assert job.is_needed and job.kept == {CheckpointName(10, 1, 1)}
 
 
@@ -169,10 +171,10 @@ def test_an_archive_goes_once_no_job_names_it_and_it_was_not_uploaded_again(
     for name in ("used", "unused", "young", "renewed"):
         data = name.encode()
         digests[name] = hashlib.sha256(data).hexdigest()
-        store.writing(archives.put)(archives.checked(digests[name], data), now=900.0 if name == "young" else 10.0)
+        store.writing(archives.put)(archives.check(digests[name], data), now=900.0 if name == "young" else 10.0)
     ended(code={"archive": digests["used"]})
-    assert set(store.reading(archives.unused)(before=800.0)) == {digests["unused"], digests["renewed"]}
-    store.writing(archives.put)(archives.checked(digests["renewed"], b"renewed"), now=850.0)
+    assert set(store.reading(archives.find_unused)(before=800.0)) == {digests["unused"], digests["renewed"]}
+    store.writing(archives.put)(archives.check(digests["renewed"], b"renewed"), now=850.0)
     assert [name for name in digests if store.writing(archives.remove)(digests[name], before=800.0)] == ["unused"]
     assert [name for name in digests if store.reading(archives.exists)(digests[name])] == ["used", "young", "renewed"]
 
@@ -193,7 +195,7 @@ def test_old_records_go_once_a_day_and_leave_one(store: Store) -> None:
     for days, actor in ((400, "ada"), (370, "eve"), (365.5, "bob"), (364, "new")):
         _note(store, now, days, actor)
     config = RetentionConfig(rules=RetentionRules(audit_days=365))
-    collector = RetentionCollector(store, JobStorage(""), clock, config, RemovalTallies())
+    collector = RetentionCollector(store, JobStorage(""), clock, config, Count(Kind))
 
     planned = asyncio.run(collector.collect(dry_run=True, within_s=10, limit=10))
     assert [one.kind.value for one in planned.removals] == ["audit"]
@@ -212,7 +214,7 @@ def test_old_records_go_once_a_day_and_leave_one(store: Store) -> None:
 def test_for_ever_is_a_choice_and_days_are_not(store: Store) -> None:
     _note(store, SystemClock().time(), 4000, "ada")
     config = RetentionConfig(rules=RetentionRules(audit_days=0))
-    collector = RetentionCollector(store, JobStorage(""), SystemClock(), config, RemovalTallies())
+    collector = RetentionCollector(store, JobStorage(""), SystemClock(), config, Count(Kind))
     assert asyncio.run(collector.collect(dry_run=False, within_s=10, limit=10)).removals == ()
     assert load_settings(retain_audit_days=0).retention.audit_days == 0
     assert load_settings(retain_audit_days=30).retention.audit_days == 30

@@ -4,23 +4,26 @@ if the setting says so."""
 import asyncio
 
 from doubles.fake_cluster import FakeCluster
+from doubles.fake_clusters import FakeClusters
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.clusters.wire import UnusedPackages
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
-from shoal_service.core.retention import RetentionRules
+from shoal_service.core.retention import Kind, RetentionRules
 from shoal_service.fleet_views import GcView
 from shoal_service.store import Store
-from shoal_service.telemetry.tallies import RemovalTallies
+from shoal_service.telemetry.tallies import Count
 
 DAY = 86_400.0
 OLD, NEW = "a" * 32, "b" * 32
 
 
-def collector(store: Store, cluster: FakeCluster, days: float = 30) -> tuple[RetentionCollector, RemovalTallies]:
-    config, tallies = RetentionConfig(rules=RetentionRules(packages_days=days)), RemovalTallies()
-    return RetentionCollector(store, JobStorage(""), SystemClock(), config, tallies, cluster), tallies
+def collector(store: Store, cluster: FakeCluster, days: float = 30) -> tuple[RetentionCollector, Count]:
+    config, tallies = RetentionConfig(rules=RetentionRules(packages_days=days)), Count(Kind)
+    return RetentionCollector(
+        store, JobStorage(""), SystemClock(), config, tallies, FakeClusters.single(cluster)
+    ), tallies
 
 
 def cluster_with_packages() -> FakeCluster:
@@ -45,7 +48,7 @@ def test_old_packages_are_removed_from_their_node_and_a_dry_run_says_which(store
     assert len(cluster.packages) == 2, "a dry run deletes nothing"
     assert [(done.name, done.error) for done in collect(one).removals] == [(f"n1/{OLD}", "")]
     assert [kept.name for kept in cluster.packages] == [NEW]
-    assert tallies.counts.value("packages") == 1
+    assert tallies.value("packages") == 1
     assert collect(one).removals == ()
 
 
@@ -62,7 +65,7 @@ def test_packages_that_are_used_again_meanwhile_are_not_counted(store: Store) ->
         remove_packages = cluster.remove_packages
 
     one, tallies = collector(store, UsedAgain())
-    assert len(collect(one).removals) == 1 and tallies.counts.value("packages") == 0
+    assert len(collect(one).removals) == 1 and tallies.value("packages") == 0
 
 
 def test_a_cluster_that_is_away_is_asked_again_and_hinders_no_other_removal(store: Store) -> None:
@@ -77,5 +80,5 @@ def test_a_cluster_that_is_away_is_asked_again_and_hinders_no_other_removal(stor
 def test_for_ever_is_a_choice_and_a_process_without_a_cluster_removes_none(store: Store) -> None:
     one, _ = collector(store, cluster_with_packages(), days=0)
     assert collect(one).removals == ()
-    alone = RetentionCollector(store, JobStorage(""), SystemClock(), RetentionConfig(), RemovalTallies())
+    alone = RetentionCollector(store, JobStorage(""), SystemClock(), RetentionConfig(), Count(Kind))
     assert collect(alone).removals == ()

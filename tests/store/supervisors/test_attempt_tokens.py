@@ -129,7 +129,7 @@ def test_what_was_stored_before_is_not_stored_again(store: Store, running: Calla
     assert take(store, after) == [ReportReceipt(acknowledged=2)]
     assert steps_of(store, job_id) == [1, 2]
     assert [one.type for one in store.reading(histories.read_events)(job_id)].count("task.note") == 1
-    assert store.tallies.counted(DropReason)[DropReason.DUPLICATE] == 1
+    assert store.tallies.counts.value("DropReason", DropReason.DUPLICATE) == 1
 
 
 def test_two_reports_of_one_job_in_one_transaction_are_stored_in_their_order(

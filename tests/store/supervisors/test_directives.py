@@ -7,11 +7,11 @@ import pytest
 
 from kit.attempt_reports import reported, sent, take
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.home import DirectiveAnswer
 from shoal_service.reports import StacksAnswer, SupervisorReports
 from shoal_service.store import Lease, Store, reporting, supervisor_links
 from shoal_service.store.errors import AttemptTokenRefused, LeaseLost
 from shoal_service.store.hub import Topic
-from shoal_service.store.supervisor_links import StoredDirective
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -33,7 +33,7 @@ def test_numbers_rise_with_each_directive_and_only_the_newest_is_kept(store: Sto
     assert [
         store.writing(supervisor_links.put_directive, lease.epoch)(job_id, 1, body) for body in ("{}", '{"a":1}')
     ] == [1, 2]
-    assert store.reading(supervisor_links.directive)(job_id, 1) == StoredDirective(2, '{"a":1}')
+    assert store.reading(supervisor_links.directive)(job_id, 1) == DirectiveAnswer(number=2, directive={"a": 1})
     assert store.reading(supervisor_links.directive_numbers)({job_id}) == {job_id: 2}
     assert store.reading(supervisor_links.directive_numbers)({"another"}) == {}
 

@@ -60,7 +60,7 @@ def test_a_training_loss_is_compared_as_a_mean_where_nothing_is_validated_under_
     for job_id, loss in zip(ids, (1.0, 1.0, float("nan")), strict=True):
         begin(job_id).report(status_step=17, series=curve(17, loss, validated=False))
     rules = {job_id: Rule(Measure.TRAINING, 8, 8) for job_id in ids}
-    [(worst, worse)] = store.reading(sweep_jobs.compare)("default", "lr", rules).items()
+    [(worst, worse)] = store.reading(sweep_jobs.find_worse)("default", "lr", rules).items()
     assert (worst, worse.step, worse.median, worse.num_others) == (ids[2], 16, 1.0, 2)
     prune(store, lease)
     assert "is not a number, worse than 1," in store.get_job(ids[2]).status.message
@@ -98,7 +98,7 @@ def test_nothing_is_read_until_a_job_has_trained_on(
     job_id = submit(sweep=SWEEP)
     begin(job_id).report(status_step=12)
     pruner, asked = Pruner(store), []
-    replace_call(store, sweep_jobs.compare, lambda *given: asked.append(given) or {})
+    replace_call(store, sweep_jobs.find_worse, lambda *given: asked.append(given) or {})
     for mono in (0.0, 10.0, 20.0):
         prune(store, lease, mono, pruner)
     assert len(asked) == 1
@@ -133,7 +133,7 @@ def test_halving_ends_what_does_not_pass_a_rung_and_again_as_others_arrive(
     prune(store, lease)
     assert store.get_job(ids[1]).status.state is JobState.CANCELLING, "the third and the fourth have reached its rung"
     assert store.get_job(ids[3]).status.state is JobState.RUNNING
-    assert store.reading(sweep_jobs.view)("default", "asha").reduction == 2
+    assert store.reading(sweep_jobs.read_sweep)("default", "asha").reduction == 2
 
 
 def test_the_curves_of_a_sweep_are_read_with_the_best_so_far(
@@ -142,7 +142,7 @@ def test_the_curves_of_a_sweep_are_read_with_the_best_so_far(
     ids = [submit(sweep={"name": "seen"}) for _ in range(5)]
     for n, job_id in enumerate(ids[:4]):
         begin(job_id).report(status_step=12, series=curve(12, 1.0 + n % 2))
-    read = store.reading(sweep_jobs.read)
+    read = store.reading(sweep_jobs.read_curves)
     curves = read("default", "seen", "loss")
     assert [curve.id for curve in curves.jobs] == ids and curves.steps_per_point == 1
     assert [len(curve.step) for curve in curves.jobs] == [12, 12, 12, 12, 0]
@@ -156,6 +156,6 @@ def test_long_curves_of_a_sweep_are_read_as_means(store: Store, submit: Submit, 
     attempt = begin(job)
     for first in range(1, 1_001, 250):
         attempt.report(status_step=first + 249, series=tuple(point(n, float(n)) for n in range(first, first + 250)))
-    curves = store.reading(sweep_jobs.read)("default", "long", "loss")
+    curves = store.reading(sweep_jobs.read_curves)("default", "long", "loss")
     assert curves.steps_per_point == 8 and len(curves.jobs[0].step) == 125
     assert curves.jobs[0].value[0] == 4.5

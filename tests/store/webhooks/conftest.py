@@ -27,7 +27,7 @@ def reach(store: Store) -> Callable[..., WebhookView | None]:
     def _reach(job_id: str | None, is_reached: Callable[[WebhookView | None], bool]) -> WebhookView | None:
         deadline_mono = time.monotonic() + LONGEST_S
         pause = threading.Event()
-        while not is_reached(view := next(iter(store.reading(webhook_lanes.views)(job_id)), None)):
+        while not is_reached(view := next(iter(store.reading(webhook_lanes.read_views)(job_id)), None)):
             assert time.monotonic() < deadline_mono, view
             pause.wait(0.01)
         return view

@@ -55,9 +55,9 @@ def test_an_event_is_repeated_until_it_is_accepted_and_says_what_happened_in_whi
             for hook in ("jobs", "mail"):
                 reach_count(tallies, hook, "delivered", 1)
             reach(
-                job_id, lambda _: all(view.delivered for view in store.reading(webhook_lanes.views)(job_id))
+                job_id, lambda _: all(view.delivered for view in store.reading(webhook_lanes.read_views)(job_id))
             )  # stored after it is counted
-            views = store.reading(webhook_lanes.views)(job_id)
+            views = store.reading(webhook_lanes.read_views)(job_id)
         [of_job] = [one for one in receiver.messages if one.path == "/t0ken"][-1:]
         title, text, type_ = (of_job.body[key] for key in ("title", "message", "type"))
         assert (title, type_) == ("fish: supervisor.restarted", "warning")

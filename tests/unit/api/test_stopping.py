@@ -1,16 +1,15 @@
-"""What a signal means to `shoal serve`, what its console reports, and the address that it listens on."""
+"""What a signal means to `shoal serve`, what it logs of jobs, and the address that it listens on."""
 
 import asyncio
 import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import pytest
 
-from shoal_api.console import JobConsole
-from shoal_api.serve import _listen, _netloc
+from shoal_api.home_address import format_netloc
+from shoal_api.serve import _listen
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
@@ -157,7 +156,7 @@ def test_the_words_name_what_is_wrong() -> None:
 
 
 def test_an_address_with_colons_has_brackets_in_a_url() -> None:
-    assert (_netloc("::1", 8265), _netloc("127.0.0.1", 80)) == ("[::1]:8265", "127.0.0.1:80")
+    assert (format_netloc("::1", 8265), format_netloc("127.0.0.1", 80)) == ("[::1]:8265", "127.0.0.1:80")
 
 
 SPEC = parse_spec({"name": "byte-lm", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 30}})
@@ -166,28 +165,25 @@ OPENED = IncidentOpened(
 )
 
 
-class Reported:
-    def __init__(self, store: Store, since: float = 0.0) -> None:
-        self.lines: list[tuple[int, str, str]] = []
-        self.console = JobConsole(store, since=since, log=self._add)
-
-    def _add(self, level: int, event: str, fields: Mapping[str, object]) -> None:
-        self.lines.append((level, event, f"{fields['job_name']}: {fields['text']}"))
-
-    def round(self) -> list[tuple[int, str, str]]:
-        self.lines.clear()
-        self.console.report_changed()
-        return list(self.lines)
+def _logged(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str, str]]:
+    """Events of jobs since the last call: level, name, and job with message."""
+    lines = [
+        (record.levelno, record.message, f"{record.job_name}: {record.text}")  # type: ignore[attr-defined]
+        for record in caplog.records
+        if hasattr(record, "job_name")
+    ]
+    caplog.clear()
+    return lines
 
 
-def test_jobs_incidents_and_ends_are_reported_once_each(store: Store) -> None:
+def test_jobs_incidents_and_ends_are_logged_once_each(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     lease = store.acquire_lease("me", ttl_s=100.0, now=0.0)
     assert lease is not None
-    reported = Reported(store)
     job_id = store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)[0].id
-    assert reported.round() == [(logging.INFO, "job.created", "byte-lm: job created as byte-lm")]
+    assert _logged(caplog) == [(logging.INFO, "job.created", "byte-lm: job created as byte-lm")]
     store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=4, now=2.0)
-    assert reported.round() == []
+    assert _logged(caplog) == []
 
     def report(seq: int, *events: PendingEvent, end: AttemptEnd | None = None) -> None:
         running = JobStatus(state=JobState.RUNNING, attempt=1, step=9)
@@ -195,27 +191,21 @@ def test_jobs_incidents_and_ends_are_reported_once_each(store: Store) -> None:
         store.writing(reporting.apply, lease.epoch)(job_id, reports, now=3.0)
 
     report(1)
-    assert reported.round() == [(logging.INFO, "job.state", "byte-lm: job STARTING -> RUNNING")]
+    assert _logged(caplog) == [(logging.INFO, "job.state", "byte-lm: job STARTING -> RUNNING")]
     report(2, PendingEvent.of(CheckpointCommitted(name="s", step=9, generation=1), 3.0), PendingEvent.of(OPENED, 3.0))
-    assert reported.round() == [(logging.ERROR, "incident.opened", "byte-lm: incident worker_died of rank 2: killed")]
+    assert _logged(caplog) == [(logging.ERROR, "incident.opened", "byte-lm: incident worker_died of rank 2: killed")]
     report(3, end=AttemptEnd(reason=EndReason.FINISHED, message="done", step=30))
-    assert reported.round() == [(logging.INFO, "job.state", "byte-lm: job RUNNING -> SUCCEEDED (finished): done")]
-    assert reported.round() == []
+    assert _logged(caplog) == [(logging.INFO, "job.state", "byte-lm: job RUNNING -> SUCCEEDED (finished): done")]
+    assert _logged(caplog) == []
 
 
-def test_what_happened_before_the_server_started_is_not_reported(store: Store) -> None:
+def test_an_event_that_is_not_stored_is_not_logged(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    store.trying(submissions.create)(SPEC, idempotency_key=None, now=1.0)
+    assert _logged(caplog) == []
     job_id = store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)[0].id
-    reported = Reported(store, since=5.0)
     store.writing(submissions.request)(job_id, Desired.PAUSE, now=6.0)
-    assert [event for _, event, _ in reported.round()] == ["job.state"]
-
-
-def test_closing_reports_what_is_left(store: Store) -> None:
-    reported = Reported(store)
-    reported.console.start()
-    store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)
-    reported.console.close()
-    assert [event for _, event, _ in reported.lines] == ["job.created"]
+    assert [event for _, event, _ in _logged(caplog)] == ["job.created", "job.state"]
 
 
 _HIDDEN = """

@@ -11,7 +11,7 @@ import yaml
 import runbook_page
 from kit.cases import failed_cases
 from kit.requirements import require
-from shoal_service.telemetry.catalogue import ALL
+from shoal_service.telemetry.exposition import ALL
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"

@@ -15,15 +15,15 @@ from kit.reach import table
 from kit.sources import ROOT
 from kit.worlds.small_programs import REFUSED, TRAINED
 from schedulers import POLICIES
-from shoal_api.cli.errors import MEANINGS, ExitCode
 from shoal_api.cli.main import PANELS
+from shoal_api.cli.session import MEANINGS, ExitCode
 from shoal_api.demo.show import KILL_AT_STEP, KILL_RANK
 from shoal_service.core.access import Permission
 from shoal_service.core.attempt.state.parts import TRANSITIONS, Stage
 from shoal_service.core.events.catalogue import CATALOGUE
 from shoal_service.core.goodput import Category
 from shoal_service.settings import Settings
-from shoal_service.telemetry.catalogue import ALL
+from shoal_service.telemetry.exposition import ALL
 from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.text_data import TextDataConfig

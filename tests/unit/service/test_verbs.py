@@ -54,9 +54,9 @@ def test_the_fake_cluster_has_the_parameters_of_the_table(method: str) -> None:
 
 def test_a_call_becomes_a_document_without_unknown_keys() -> None:
     verb = VERBS["Reap"]
-    assert verb.asked("j", attempt=1).model_dump() == {"job_id": "j", "attempt": 1}
+    assert verb.make_request("j", attempt=1).model_dump() == {"job_id": "j", "attempt": 1}
     with pytest.raises(ValidationError):
-        verb.asked("j")
+        verb.make_request("j")
     with pytest.raises(ValidationError):
         verb.request.model_validate_json('{"job_id": "j", "attempt": 1, "force": true}')
 

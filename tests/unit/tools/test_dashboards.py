@@ -11,7 +11,7 @@ import yaml
 from dashboards import BOARDS, FOLDER, document
 from kit.cases import failed_cases
 from kit.requirements import require
-from shoal_service.telemetry.catalogue import ALL
+from shoal_service.telemetry.exposition import ALL
 
 _NOT_SHOWN = frozenset({"shoal_wait_seconds", "shoal_wait_limit_seconds", "shoal_waits_ended_total"})
 """Metrics that no dashboard shows: waits for another machine are looked at when something hangs."""

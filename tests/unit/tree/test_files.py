@@ -105,7 +105,7 @@ def uncounted(source: str) -> list[str]:
                 noun
                 and not _OF_OTHERS.match(noun[0])
                 and not is_constant
-                and not expression.startswith(("count_text(", "_gives("))
+                and not expression.startswith(("count_text(", "_inflect_gives("))
             ):
                 found.append(f"{expression}{noun[0]}")
     return found

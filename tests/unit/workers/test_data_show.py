@@ -43,7 +43,7 @@ def test_answers_are_marked_and_what_is_left_out_and_cut_is_counted(tmp_path: Pa
         "[['is it? ', False], ['it is ', True]]",
     }
     assert "    is it? [[yes<end>]]" in text.splitlines()
-    assert "  left out: 1 lines without an answer within model.seq_len 12" in text.splitlines()
+    assert "  left out: lines without an answer within model.seq_len 12: 1" in text.splitlines()
     assert shown["splits"]["validation"] is None and "validation: no samples" in text
 
 

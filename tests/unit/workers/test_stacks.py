@@ -80,7 +80,7 @@ def test_the_frames_below_run_are_the_training_threads(actor_file: Path) -> None
     thread.start()
     try:
         assert began.wait(60)
-        found, module = stacks.own_stack()
+        found, module = stacks.read_local_stack()
     finally:
         end.set()
         thread.join()
@@ -91,14 +91,14 @@ def test_the_frames_below_run_are_the_training_threads(actor_file: Path) -> None
 
 
 def test_without_a_training_thread_there_are_no_frames() -> None:
-    assert stacks.own_stack() == ((), "")
+    assert stacks.read_local_stack() == ((), "")
 
 
 def test_a_stopped_process_is_read_from_outside(stopped: int) -> None:
-    if stacks.py_spy() is None:
+    if stacks.find_py_spy() is None:
         pytest.skip("py-spy is not installed")
     try:
-        found = stacks.stack_of(stopped)
+        found = stacks.read_stack(stopped)
     except stacks.StackUnavailable as error:
         pytest.skip(f"no permission to read another process: {error}")
     assert [(frame.function, frame.file) for frame in found] == [("stuck", "<string>")]
@@ -106,7 +106,7 @@ def test_a_stopped_process_is_read_from_outside(stopped: int) -> None:
 
 def test_a_process_that_is_gone_is_named() -> None:
     with pytest.raises(stacks.StackUnavailable, match="py-spy"):
-        stacks.stack_of(2**22 + 1)
+        stacks.read_stack(2**22 + 1)
     assert stacks.of_worker(os.getpid()) == f"process {os.getpid()} has ended"  # it is no worker
 
 
@@ -163,8 +163,8 @@ def test_a_free_lock_is_taken_without_a_word(tmp_path: Path) -> None:
 
 def test_a_waiting_preparation_is_described_with_the_progress_of_the_other_process() -> None:
     known = PrepareProgress(PreparePhase.WAITING, of_holder="tokenising 45 %")
-    assert known.describe() == "another process of this node prepares the text: tokenising 45 %"
-    assert PrepareProgress(PreparePhase.WAITING).describe() == "another process of this node prepares the text"
+    assert known.describe() == "another process prepares the text: tokenising 45 %"
+    assert PrepareProgress(PreparePhase.WAITING).describe() == "another process prepares the text"
 
 
 ROOT = Path(shoal_workers.__path__[0]).parent

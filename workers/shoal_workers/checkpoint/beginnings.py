@@ -41,7 +41,7 @@ class Beginning:
 
 
 def newest_beginning(place: Directory) -> Beginning:
-    """The newest one with a list: an attempt that has none has restored nothing."""
+    """Return the newest one with a list: an attempt that has none has restored nothing."""
     for attempt in sorted(_attempts(_files(place)), reverse=True):
         beginning = _read(place, attempt)
         if beginning is not None:

@@ -2,22 +2,25 @@
 
 The file contains the marker and the CRC-32 of its canonical JSON, so a flipped bit is found, as in the tensors. It is
 written last, atomically, when every part is durable: by the supervisor, or by `shoal_workers.run`.
+
+`check_lengths` and `verify_file` compare the files of a checkpoint with its marker. Imports no torch.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
 
 from shoal_workers.checkpoint.errors import CommitConflict, DamagedCheckpoint
-from shoal_workers.checkpoint.integrity import reading
 from shoal_workers.checkpoint.storage import Directory, join, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
-from shoal_workers.contract.worker_reports import SavedPart
+from shoal_workers.contract.worker_reports import SavedFile, SavedPart
 
 
 def write_marker(directory: str, marker: CommitMarker) -> None:
@@ -26,7 +29,8 @@ def write_marker(directory: str, marker: CommitMarker) -> None:
 
 
 def marker_of(parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
-    """The marker of the checkpoint that consists of these parts. The caller has the parts of all ranks: asserted."""
+    """Return the marker of the checkpoint that consists of these parts. The caller has the parts of all ranks:
+    asserted."""
     assert parts, "no parts to commit"
     first = parts[0]
     name = CheckpointName(first.step, attempt, first.generation)
@@ -101,7 +105,7 @@ def _encode(marker: CommitMarker) -> bytes:
 
 
 def _canonical(data: bytes) -> bytes:
-    """The marker as it was written. Not written again from its fields: another release writes other fields."""
+    """Return the marker as it was written. Not written again from its fields: another release writes other fields."""
     return data.partition(b'"marker":')[2].rstrip().removesuffix(b"}")
 
 
@@ -117,3 +121,67 @@ def _decode(url: str, data: bytes) -> CommitMarker:
     if checksum != recorded:
         raise DamagedCheckpoint(url, MARKER_NAME, f"has crc32 {checksum:#010x}, but records {recorded!r}")
     return marker
+
+
+_CHUNK_BYTES = 8 << 20
+
+
+def check_lengths(place: Directory, marker: CommitMarker) -> None:
+    """Check, with one listing, that every file in the marker exists and has the right length. Other files are
+    ignored."""
+    try:
+        sizes = place.files()
+    except FileNotFoundError:
+        raise DamagedCheckpoint(place.url, marker.files[0].name, "is missing; its directory does not exist") from None
+    for file in marker.files:
+        if file.name not in sizes:
+            raise DamagedCheckpoint(place.url, file.name, f"is missing ({file.bytes} bytes)")
+        if sizes[file.name] != file.bytes:
+            problem = f"is {sizes[file.name]} bytes long, the marker says {file.bytes}"
+            raise DamagedCheckpoint(place.url, file.name, problem)
+
+
+def read_checked(place: Directory, file: SavedFile) -> bytes:
+    """Return the content of a small file, verified."""
+    with reading(place, file.name):
+        data = place.read(file.name)
+    if len(data) != file.bytes:
+        raise DamagedCheckpoint(place.url, file.name, f"is {len(data)} bytes long, the marker says {file.bytes}")
+    _compare(place, file, zlib.crc32(data))
+    return data
+
+
+def verify_file(place: Directory, file: SavedFile, advanced: Callable[[int], None] = lambda count: None) -> None:
+    """Verify a file of any size in constant memory. `advanced` is called with the bytes of each piece."""
+    buffer = memoryview(bytearray(min(_CHUNK_BYTES, file.bytes)))
+    crc = offset = 0
+    while offset < file.bytes:
+        chunk = buffer[: file.bytes - offset]
+        with reading(place, file.name):
+            count = place.read_into(file.name, offset, chunk)
+        if count < len(chunk):
+            problem = f"ends at byte {offset + count}, the marker says {file.bytes}"
+            raise DamagedCheckpoint(place.url, file.name, problem)
+        crc = zlib.crc32(chunk, crc)
+        offset += count
+        advanced(count)
+    _compare(place, file, crc)
+
+
+@contextmanager
+def reading(place: Directory, name: str, missing: str = "is missing") -> Iterator[None]:
+    """Make a missing file and a read error of the disk (EIO) a DamagedCheckpoint; other OSErrors pass through."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DamagedCheckpoint(place.url, name, missing) from None
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise DamagedCheckpoint(place.url, name, f"cannot be read: {error}") from error
+        raise
+
+
+def _compare(place: Directory, file: SavedFile, files_there: int) -> None:
+    if files_there != file.crc32:
+        problem = f"has crc32 {files_there:#010x}, the marker says {file.crc32:#010x}"
+        raise DamagedCheckpoint(place.url, file.name, problem)

@@ -13,33 +13,28 @@ Imports no torch, since the service uses these errors too. They survive pickling
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+
+from shoal_workers.contract.base import FieldError
 
 _SHOWN = 5
 
 
 @dataclass(eq=False)
-class CheckpointError(Exception):
+class CheckpointError(FieldError):
     """Root of this tree. `code` is stable; the message is for people, made of the fields."""
 
     code = "checkpoint_error"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
-
 
 @dataclass(eq=False)
-class DamagedCheckpoint(CheckpointError):
+class DamagedCheckpoint(CheckpointError, text="Checkpoint {directory} is damaged: {file} {problem}."):
     """`file` of the checkpoint in `directory` differs from what was written."""
 
     code = "damaged_checkpoint"
     directory: str
     file: str
     problem: str
-
-    def __str__(self) -> str:
-        return f"Checkpoint {self.directory} is damaged: {self.file} {self.problem}."
 
 
 @dataclass(eq=False)
@@ -60,33 +55,37 @@ class StateMismatch(CheckpointError):
 
 
 @dataclass(eq=False)
-class InitialWeightsUnusable(CheckpointError):
+class InitialWeightsUnusable(
+    CheckpointError,
+    text=(
+        "init_from {url!r} cannot be used: {problem}. Name a safetensors file of the same model, or a directory "
+        "with one, that every node can reach."
+    ),
+):
     """The weights at `url` cannot begin this job."""
 
     code = "initial_weights_unusable"
     url: str
     problem: str
 
-    def __str__(self) -> str:
-        return (
-            f"init_from {self.url!r} cannot be used: {self.problem}. Name a safetensors file of the same model, or a "
-            "directory with one, that every node can reach."
-        )
-
 
 @dataclass(eq=False)
-class CommitConflict(CheckpointError):
+class CommitConflict(
+    CheckpointError, text="Checkpoint {directory} is committed already, with other files. The first commit stays."
+):
     """The checkpoint in `directory` has a commit marker with other files."""
 
     code = "commit_conflict"
     directory: str
 
-    def __str__(self) -> str:
-        return f"Checkpoint {self.directory} is committed already, with other files. The first commit stays."
-
 
 @dataclass(eq=False)
-class AttemptFollowed(CheckpointError):
+class AttemptFollowed(
+    CheckpointError,
+    text=(
+        "Checkpoint {directory} is not committed: attempt {later} of the job has begun, so attempt {attempt} is over."
+    ),
+):
     """Attempt `attempt` may not commit in `directory`, since the attempt `later` has begun."""
 
     code = "attempt_followed"
@@ -94,15 +93,9 @@ class AttemptFollowed(CheckpointError):
     attempt: int
     later: int
 
-    def __str__(self) -> str:
-        return (
-            f"Checkpoint {self.directory} is not committed: attempt {self.later} of the job has begun, so attempt "
-            f"{self.attempt} is over."
-        )
-
 
 @dataclass(eq=False)
-class StorageUnusable(CheckpointError):
+class StorageUnusable(CheckpointError, text="checkpoint.url {url!r} cannot be used: {reason}. {way_out}"):
     """Checkpoints cannot be stored under `url`. `is_final`: trying again does not help."""
 
     code = "storage_unusable"
@@ -110,6 +103,3 @@ class StorageUnusable(CheckpointError):
     reason: str
     way_out: str
     is_final: bool = True
-
-    def __str__(self) -> str:
-        return f"checkpoint.url {self.url!r} cannot be used: {self.reason}. {self.way_out}"

@@ -19,9 +19,11 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from shoal_workers.descriptors import close_after
 
 TEMPORARY_SUFFIX = ".writing"
 _SEARCH = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -71,12 +73,13 @@ class LocalDirectory:
 
     def files(self) -> Mapping[str, int]:
         """Return the bytes of each file directly inside. Raises FileNotFoundError without the directory."""
+        sizes = {}
         with self.open_descriptor() as directory, _scan(directory) as entries:
-            return {
-                entry.name: entry.stat(follow_symlinks=self.follows_links).st_size
-                for entry in entries
-                if entry.is_file(follow_symlinks=self.follows_links)
-            }
+            for entry in entries:
+                if entry.is_file(follow_symlinks=self.follows_links):
+                    with suppress(FileNotFoundError):  # a draft that has got its name, or was removed, since
+                        sizes[entry.name] = entry.stat(follow_symlinks=self.follows_links).st_size
+        return sizes
 
     def directories(self) -> list[str]:
         """Return the names of the directories directly inside; empty if the directory does not exist."""
@@ -91,14 +94,12 @@ class LocalDirectory:
         temporary = _check_name(name) + TEMPORARY_SUFFIX
         with self.open_descriptor() as directory:
             try:
-                descriptor = self._open_file(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                try:
+                draft = self._open_file(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                with close_after(draft):
                     for chunk in chunks:
-                        _write_all(descriptor, memoryview(chunk))
+                        _write_all(draft, memoryview(chunk))
                     # The content before the name: after a power failure the name must not lead to partial content.
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                    os.fsync(draft)
                 os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
                 _sync(directory)
             except BaseException:
@@ -200,16 +201,13 @@ class LocalDirectory:
     @contextmanager
     def _open_regular_file(self, directory: int, name: str) -> Iterator[int]:
         """Open a descriptor to read from. A pipe is opened without waiting for its writer, and refused."""
-        descriptor = self._open_file(directory, name, os.O_RDONLY | os.O_NONBLOCK)
-        try:
+        with close_after(self._open_file(directory, name, os.O_RDONLY | os.O_NONBLOCK)) as descriptor:
             kind = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(kind):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path / name))
             if not stat.S_ISREG(kind):
                 raise FileNotFoundError(errno.ENOENT, _NOT_REGULAR, str(self.path / name))
             yield descriptor
-        finally:
-            os.close(descriptor)
 
 
 def _check_name(name: str) -> str:
@@ -255,11 +253,9 @@ def _share_with_group(parent: int, name: str) -> None:
     """
     above, child = os.fstat(parent), os.stat(name, dir_fd=parent, follow_symlinks=False)
     if above.st_mode & stat.S_IWGRP and above.st_gid == child.st_gid and not child.st_mode & stat.S_IWGRP:
-        directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with close_after(os.open(name, flags, dir_fd=parent)) as directory:
             os.fchmod(directory, stat.S_IMODE(child.st_mode) | stat.S_IRWXG)
-        finally:
-            os.close(directory)
 
 
 def _sync(directory: int) -> None:
@@ -267,11 +263,6 @@ def _sync(directory: int) -> None:
         os.fsync(descriptor)
 
 
-@contextmanager
-def _readable(directory: int) -> Iterator[int]:
+def _readable(directory: int) -> AbstractContextManager[int]:
     """Open a directory again for reading: one that is open by O_PATH can be neither listed nor synced."""
-    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return close_after(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory))

@@ -10,18 +10,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from socket import gethostname
 from threading import local as ThreadLocal
 from typing import Any, TypeVar
 
 import torch
 
-from shoal_workers.checkpoint.commit import marker_in
+from shoal_workers.checkpoint.commit import check_lengths, marker_in, read_checked, reading
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
-from shoal_workers.checkpoint.integrity import check_lengths, read_checked, reading
-from shoal_workers.checkpoint.load_plan import ItemRead, Shape, dtype_of, narrowed, plan_needed
+from shoal_workers.checkpoint.load_plan import ItemRead, LoadPlan, dtype_of, narrowed, plan_needed
 from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
 from shoal_workers.contract.worker_reports import SavedFile
@@ -31,18 +29,6 @@ _REMOTE_READS = 16
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    extra: dict[str, Any]
-    """The plain values that rank 0 saved."""
-    other_extras: tuple[dict[str, Any], ...]
-    """The plain values of the other ranks whose parts were opened."""
-    absent: frozenset[str]
-    """Optional tensors that the checkpoint lacks: they were not filled."""
-    unread: Mapping[str, Shape]
-    """See `LoadPlan`."""
 
 
 def load(
@@ -60,8 +46,8 @@ def fill(
     directory: str,
     optional: Mapping[str, str] | None = None,
     advanced: Callable[[int], None] = lambda num_bytes: None,
-) -> Filled:
-    """Fill `state` (flat, as for `CheckpointWriter.save`).
+) -> LoadPlan:
+    """Fill `state` (flat, as for `CheckpointWriter.save`), and return the plan that was carried out.
 
     DamagedCheckpoint: fall back to an older one. StateMismatch: it was saved from another model or optimizer. OSError:
     the storage does not answer, or this node does not see the directory. Tensors of the checkpoint that the state does
@@ -94,11 +80,11 @@ def fill(
     for read, _ in zip(plan.reads, _each(place, lambda read: _fill(place, read, scratch), plan.reads), strict=True):
         num_bytes += read.item.nbytes
         advanced(num_bytes)
-    return Filled(plan.extra, plan.other_extras, plan.absent, plan.unread)
+    return plan
 
 
 def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The content of a checkpoint: every whole tensor by name, on the meta device, sorted by name; and `extra`.
+    """Return the content of a checkpoint: every whole tensor by name, on the meta device, sorted by name; and `extra`.
 
     Raises as `load`.
     """

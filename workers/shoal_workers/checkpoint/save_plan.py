@@ -84,7 +84,7 @@ def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool, every_
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor in this process, without its gradient history.
+    """Return the part of a tensor in this process, without its gradient history.
 
     Avoids `to_local`, which creates that history first; a snapshot calls this for hundreds of tensors.
     """

@@ -7,6 +7,7 @@ Called on rank 0, before the run. A job of the service has its spec in the datab
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from shoal_workers.checkpoint.storage import Directory, open_directory
@@ -20,15 +21,14 @@ _DECISIVE = (
 """The keys that change what is computed. The others say where, how fast and how safely."""
 
 
+@dataclass(eq=False)
 class SpecChanged(ValueError):
     """The checkpoints under `root` were written with other values of `keys`."""
 
     code = "spec_changed"
 
-    def __init__(self, root: str, keys: tuple[str, ...]) -> None:
-        super().__init__(root, keys)
-        self.root = root
-        self.keys = keys
+    root: str
+    keys: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"The checkpoints in {self.root} were written with another spec: {', '.join(self.keys)} differ."

@@ -23,7 +23,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -37,18 +36,6 @@ from shoal_workers.contract.worker_reports import SavedFile, SavedPart, SaveFail
 _WRITE_BYTES = 16 << 20
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What the writer thread needs to know about a save."""
-
-    directory: str
-    rank: int
-    world_size: int
-    generation: int
-    step: int
-    extra: dict[str, Any]
 
 
 class CheckpointWriter:
@@ -94,19 +81,21 @@ class CheckpointWriter:
         """
         start = time.perf_counter()
         self.warm(state, owns_replicated=rank == 0 if owns_replicated is None else owns_replicated)
-        part = _Part(directory, rank, world_size, generation, step, jsonable(extra))
+        shard = ShardIndex(
+            rank=rank, world_size=world_size, generation=generation, step=step, items=(), extra=jsonable(extra)
+        )
         self._staging.copy_in(state)
         stall_s = time.perf_counter() - start
         plan, data = self._plan, self._staging.bytes()
 
         def write() -> None:
-            outcome = _write(part, plan, data, stall_s, advanced)
+            outcome = _write(directory, shard, plan, data, stall_s, advanced)
             if isinstance(outcome, SavedPart):
                 self._durable_in = directory
             elif (
                 self._durable_in != directory
             ):  # else a save to it succeeded before, and its files may belong to a checkpoint
-                _remove_files(part)
+                _remove_files(directory, rank)
             on_done(outcome)
 
         self._thread = threading.Thread(target=write, name=f"checkpoint-write-{step}", daemon=True)
@@ -131,30 +120,36 @@ class CheckpointWriter:
 
 
 def _write(
-    part: _Part, plan: SavePlan, data: memoryview, stall_s: float, advanced: Callable[[int], None]
+    directory: str,
+    shard: ShardIndex,
+    plan: SavePlan,
+    data: memoryview,
+    stall_s: float,
+    advanced: Callable[[int], None],
 ) -> SavedPart | SaveFailed:
+    """Write the files of a part. `shard`: its index, still without items."""
     start = time.perf_counter()
     try:
-        files = _write_files(open_directory(part.directory), part, plan, data, advanced)
+        files = _write_files(open_directory(directory), shard, plan, data, advanced)
     except Exception as error:  # the boundary of the writer thread: any error means that the part does not exist
         _log.warning(
             "checkpoint.part_failed",
-            extra={"step": part.step, "generation": part.generation, "rank": part.rank, "directory": part.directory},
+            extra={"step": shard.step, "generation": shard.generation, "rank": shard.rank, "directory": directory},
             exc_info=True,
         )
         return SaveFailed(
-            generation=part.generation,
-            step=part.step,
-            rank=part.rank,
-            directory=part.directory,
+            generation=shard.generation,
+            step=shard.step,
+            rank=shard.rank,
+            directory=directory,
             error=f"{type(error).__name__}: {error}",
         )
     return SavedPart(
-        generation=part.generation,
-        step=part.step,
-        rank=part.rank,
-        world_size=part.world_size,
-        directory=part.directory,
+        generation=shard.generation,
+        step=shard.step,
+        rank=shard.rank,
+        world_size=shard.world_size,
+        directory=directory,
         files=files,
         stall_s=stall_s,
         write_s=time.perf_counter() - start,
@@ -162,26 +157,19 @@ def _write(
 
 
 def _write_files(
-    place: Directory, part: _Part, plan: SavePlan, data: memoryview, advanced: Callable[[int], None]
+    place: Directory, shard: ShardIndex, plan: SavePlan, data: memoryview, advanced: Callable[[int], None]
 ) -> tuple[SavedFile, ...]:
     items, payload_crc = _checksums(plan, data)
-    index = ShardIndex(
-        rank=part.rank,
-        world_size=part.world_size,
-        generation=part.generation,
-        step=part.step,
-        items=items,
-        extra=part.extra,
-    ).to_json()
+    index = shard.model_copy(update={"items": items}).to_json()
     place.create()
     # The storage has answered: the time within which it must accept bytes begins anew.
     advanced(0)
-    place.write(payload_name(part.rank), _chunks(data, advanced))
+    place.write(payload_name(shard.rank), _chunks(data, advanced))
     advanced(len(data))
-    place.write(index_name(part.rank), [index])
+    place.write(index_name(shard.rank), [index])
     return (
-        SavedFile(name=payload_name(part.rank), bytes=len(data), crc32=payload_crc),
-        SavedFile(name=index_name(part.rank), bytes=len(index), crc32=zlib.crc32(index)),
+        SavedFile(name=payload_name(shard.rank), bytes=len(data), crc32=payload_crc),
+        SavedFile(name=index_name(shard.rank), bytes=len(index), crc32=zlib.crc32(index)),
     )
 
 
@@ -215,13 +203,13 @@ def _chunks(data: memoryview, advanced: Callable[[int], None]) -> Iterator[memor
         advanced(min(start + _WRITE_BYTES, len(data)))
 
 
-def _remove_files(part: _Part) -> None:
+def _remove_files(directory: str, rank: int) -> None:
     try:
-        place = open_directory(part.directory)
-        for name in (payload_name(part.rank), index_name(part.rank)):
+        place = open_directory(directory)
+        for name in (payload_name(rank), index_name(rank)):
             place.remove(name)
     except Exception:  # storage that cannot write may not delete either; retention does it later
-        _log.info("checkpoint.part_not_removed", extra={"directory": part.directory, "rank": part.rank}, exc_info=True)
+        _log.info("checkpoint.part_not_removed", extra={"directory": directory, "rank": rank}, exc_info=True)
 
 
 _ALIGNMENT_BYTES = 4096
@@ -262,7 +250,7 @@ class StagingBuffer:
             torch.cuda.current_stream(device).synchronize()
 
     def bytes(self) -> memoryview:
-        """The file's content, without a copy; valid until the next `prepare` or `copy_in`."""
+        """Return the file's content, without a copy; valid until the next `prepare` or `copy_in`."""
         return self._memory[: self._plan.total_bytes].numpy().data
 
 

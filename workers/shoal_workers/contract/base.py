@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -25,19 +25,38 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 
 
 def exactly_one_of(*keys: str) -> dict[str, Any]:
-    """Rule for a JSON Schema: exactly one of these keys is present and not null."""
+    """Return the rule of a JSON Schema that exactly one of these keys is present and not null."""
     return {"oneOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
 
 
 def if_set(key: str, then: dict[str, Any]) -> dict[str, Any]:
-    """Rule for a JSON Schema: `then` holds if this key is present and not null."""
+    """Return the rule of a JSON Schema that `then` holds if this key is present and not null."""
     condition = {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
     return {"if": condition, "then": then}
 
 
 def whole(expression: str) -> str:
-    """Pattern for a JSON Schema that must match the whole text; JSON Schema accepts a match of any part of it."""
+    """Return a pattern that must match the whole text; JSON Schema accepts a match of any part of it."""
     return f"^(?:{expression})$"
+
+
+class FieldError(Exception):
+    """An exception that is a dataclass: its message is `text` of its class, with the fields filled in.
+
+    It survives pickling: `args` is what a pickle passes to the class.
+    """
+
+    text: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, text: str = "", **others: Any) -> None:
+        super().__init_subclass__(**others)
+        cls.text = text or cls.text
+
+    def __post_init__(self) -> None:
+        self.args = tuple(vars(self).values())
+
+    def __str__(self) -> str:
+        return self.text.format_map(vars(self)) if self.text else super().__str__()
 
 
 class Frozen(BaseModel):
@@ -47,17 +66,17 @@ class Frozen(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describes each property with the docstring of its field. Pydantic's own `use_attribute_docstrings` reads them
+        """Describe each property with the docstring of its field. Pydantic's own `use_attribute_docstrings` reads them
         when a class is made: almost half of the time that the control plane took to be imported."""
         document = handler(schema)
         properties = handler.resolve_ref_schema(document).get("properties", {})
-        for name, words in docstrings_of_fields(cls).items():
+        for name, text in read_field_docstrings(cls).items():
             for key in {name, cls.model_fields[name].alias} & properties.keys():
-                properties[key].setdefault("description", words)
+                properties[key].setdefault("description", text)
         return document
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """Gives fields that a pickle lacks their defaults: Ray pickles messages, and those of an older release lack the
+        """Give fields that a pickle lacks their defaults: Ray pickles messages, and those of an older release lack the
         fields that are new here."""
         super().__setstate__(state)
         for name, field in type(self).model_fields.items():
@@ -66,33 +85,32 @@ class Frozen(BaseModel):
 
 
 @cache
-def docstrings_of_fields(model: type[BaseModel]) -> Mapping[str, str]:
-    """What stands below each field of a class or of its bases, by name of the field; without the fields that have no
-    docstring."""
+def read_field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
+    """Return the docstrings of the fields of a class and of its bases, by the field's name."""
     docstrings: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel and base.__module__ in sys.modules:
-            docstrings |= _docstrings(sys.modules[base.__module__]).get(base.__qualname__, {})
-    return {name: words for name, words in docstrings.items() if name in model.model_fields}
+            docstrings |= _read_docstrings(sys.modules[base.__module__]).get(base.__qualname__, {})
+    return {name: text for name, text in docstrings.items() if name in model.model_fields}
 
 
 @cache
-def _docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
-    """By qualified name of a class of the module and name of its attribute. Empty if there is no source."""
+def _read_docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
+    """Return the docstrings of attributes by qualified name of their class. Empty if there is no source."""
     try:
         source = inspect.getsource(module)
     except (OSError, TypeError):
         return {}
-    return dict(_docstrings_below(ast.parse(source), ""))
+    return dict(_walk_docstrings(ast.parse(source), ""))
 
 
-def _docstrings_below(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _walk_docstrings(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             docstrings: dict[str, str] = {}
             for statement, following in zip(node.body, node.body[1:], strict=False):
                 match statement, following:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                        docstrings[name] = inspect.cleandoc(words)
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        docstrings[name] = inspect.cleandoc(text)
             yield prefix + node.name, docstrings
-            yield from _docstrings_below(node, f"{prefix}{node.name}.")
+            yield from _walk_docstrings(node, f"{prefix}{node.name}.")

@@ -26,7 +26,7 @@ class MicroBatch:
 
 
 def micro_batches_of_rank(num_micro_batches: int, rank: int, world_size: int) -> tuple[MicroBatch, ...]:
-    """The micro-batches of one data rank: a contiguous slice, padded so that all ranks have equally many.
+    """Return the micro-batches of one data rank: a contiguous slice, padded so that all ranks have equally many.
 
     Over all ranks every index of 0 .. num_micro_batches - 1 appears exactly once with weight 1.
     """
@@ -41,13 +41,13 @@ def micro_batches_of_rank(num_micro_batches: int, rank: int, world_size: int) ->
 
 
 def sample_positions(step: int, micro_batch: int, *, global_size: int, micro_size: int) -> range:
-    """Global sample indices (over the whole run) that a micro-batch of a step reads; steps count from 0."""
+    """Return the positions in the run that a micro-batch of a step reads; steps count from 0."""
     first = step * global_size + micro_batch * micro_size
     return range(first, first + micro_size)
 
 
 def sample_at(position: int, *, num_samples: int, seed: int) -> int:
-    """The sample of the data set at a global position; every epoch has a new permutation.
+    """Return the sample of the data set at a position of the run; every epoch has a new permutation.
 
     A pseudo-random permutation by a Feistel network with cycle walking (Black & Rogaway 2002), so there is no table,
     and position -> sample costs the same for 10 samples and for 10 billion.
@@ -58,23 +58,23 @@ def sample_at(position: int, *, num_samples: int, seed: int) -> int:
 
 @lru_cache(maxsize=8)
 def epoch_key(seed: int, epoch: int) -> int:
-    """The key of an epoch's permutation."""
+    """Return the key of an epoch's permutation."""
     return _mix(_mix(seed) ^ epoch)
 
 
-def half_bits_of(size: int) -> int:
-    """The permutation of `size` values works on numbers of two halves: the bits of one half, with 4**bits >= size."""
+def count_half_bits(size: int) -> int:
+    """Return the bits of a half of the numbers that the permutation works on: 4**bits >= size."""
     return max(1, ((size - 1).bit_length() + 1) // 2)
 
 
 def randomness_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Seed of dropout and noise in one micro-batch: depends on seed, step and micro-batch, not on rank or process."""
+    """Return the seed of dropout and noise in one micro-batch: the same on every rank and in every process."""
     return _mix(_mix(_mix(seed) ^ step) ^ micro_batch) >> 1
 
 
 def permute(index: int, size: int, key: int) -> int:
-    """The value at an index of the permutation of 0 .. size - 1 that belongs to the key."""
-    half_bits = half_bits_of(size)
+    """Return the value at an index of the key's permutation of 0 .. size - 1."""
+    half_bits = count_half_bits(size)
     while True:  # the network permutes 4**half_bits >= size values: go on until one is below size
         index = _feistel(index, half_bits, key)
         if index < size:
@@ -82,8 +82,8 @@ def permute(index: int, size: int, key: int) -> int:
 
 
 def unpermute(value: int, size: int, key: int) -> int:
-    """The index of a value in the permutation."""
-    half_bits = half_bits_of(size)
+    """Return the index of a value in the permutation."""
+    half_bits = count_half_bits(size)
     while True:
         value = _unfeistel(value, half_bits, key)
         if value < size:

@@ -104,7 +104,7 @@ class Link:
 
 
 def error_class_of(chain: Sequence[Link]) -> ErrorClass:
-    """The class of an exception: the first one in the chain of causes that is not PLAIN.
+    """Return the class of an exception: the first one in the chain of causes that is not PLAIN.
 
     Args:
         chain: the exception, then what it was raised from, and so on.
@@ -117,7 +117,7 @@ def error_class_of(chain: Sequence[Link]) -> ErrorClass:
 
 
 def origin_of(frames: Sequence[Frame], *, in_task_call: bool) -> Origin:
-    """The owner of the code that raised.
+    """Return the owner of the code that raised.
 
     The innermost frame that is the task's or the engine's decides; libraries act for their caller. Two cases while the
     engine has called into the task: a library that the engine runs on the task's objects (a backward pass, a module's
@@ -311,8 +311,8 @@ _UNEQUAL_SIZES = re.compile(r"gloo::EnforceNotMet'.*?\.length <= \S+\. (\d+) vs 
 
 
 def unequal_sizes(printed: str) -> tuple[int, int] | None:
-    """The sizes in bytes if a process has aborted because gloo has received more than the collective expects: the ranks
-    have called it with different tensors, or have called different ones. None if it did not.
+    """Return the sizes in bytes if a process has aborted because gloo has received more than the collective expects:
+    the ranks have called it with different tensors, or have called different ones. None if it did not.
 
     Args:
         printed: the end of what it has written to its standard error.
@@ -391,8 +391,8 @@ class Recognised:
 
 
 def recognise(links: Sequence[Seen]) -> Recognised | None:
-    """The row of MISTAKES that fits, with its groups inserted; None if none fits. The first exception that a row fits
-    decides, then the first such row.
+    """Return the row of MISTAKES that fits, with its groups inserted; None if none fits. The first exception that a row
+    fits decides, then the first such row.
 
     Args:
         links: the exception, then what it was raised from, and so on.
@@ -558,8 +558,9 @@ MISTAKES: tuple[Mistake, ...] = (
     ),
     _mistake(
         "optimizer_on_shards",
-        r"^(?:RuntimeError|NotImplementedError): (?:Operator )?(aten\.[\w.]+?\w)\.?:? "
-        r"(?:in-place operations that require placement changes|does not have a sharding strategy)",
+        r"(?:^(?:RuntimeError|NotImplementedError): (?:Operator )?"
+        r"(?=\S+ (?:in-place operations that require placement changes|does not have a sharding strategy))"
+        r"|\bSharding propagation failed for )(aten\.[\w.]*\w)",
         "build_optimizer",
         "the optimizer uses {1}, which torch does not have for parameters that are split over workers (DTensor); if it "
         "updates each element on its own, set elementwise_optimizer = True in the task, else write that operation "

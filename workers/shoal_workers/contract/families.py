@@ -73,6 +73,8 @@ class Family:
     """Where positions begin anew, a token does not see those before."""
     has_latent_attention: bool = False
     """Keys and values come from a narrow vector of each token."""
+    window_pattern: int = 0
+    """One in so many blocks sees all tokens, if the config has a sliding window and says nothing else; 0: none."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Sizes that config.json has under another name."""
     dropouts: Mapping[str, float] = field(default_factory=dict)
@@ -106,14 +108,14 @@ def _deepseek(num_first_dense: int) -> Family:
 
 FAMILIES: dict[str, Family] = {
     "cohere": _TIED_LLAMA,
-    "cohere2": _TIED_LLAMA,
+    "cohere2": Family(tied=True, window_pattern=4),
     "cwm": _LLAMA,
     "deepseek_v2": _deepseek(0),
     "deepseek_v3": _deepseek(3),
     "ernie4_5": _TIED_LLAMA,
     "gemma": _TIED_LLAMA,
-    "gemma2": _TIED_LLAMA,
-    "gemma3_text": Family(tied=True, partial=_NORMED_HEADS),
+    "gemma2": Family(tied=True, window_pattern=2),
+    "gemma3_text": Family(tied=True, partial=_NORMED_HEADS, window_pattern=6),
     "gpt2": Family(
         tied=True,
         decoder="transformer",
@@ -144,6 +146,7 @@ FAMILIES: dict[str, Family] = {
         is_gated=False,
     ),
     "gpt_oss": Family(
+        window_pattern=2,
         isolates_packed=False,  # it makes its masks without the positions
         mixture=Mixture(counts=("num_local_experts", "num_experts")),
         without={"tp": "its attention has a parameter of its own, the sinks of the heads, beside its layers"},
@@ -237,6 +240,10 @@ class Sizes(Frozen):
     qk_nope_head_dim: int = Field(0, ge=0)
     qk_rope_head_dim: int = Field(0, ge=0)
     v_head_dim: int = Field(0, ge=0)
+    sliding_window: int | None = Field(None, ge=1)
+    """Tokens that a token sees in the blocks with a window."""
+    num_windowed_layers: int = Field(0, ge=0)
+    """Blocks with a sliding window."""
 
     @property
     def family(self) -> Family:
@@ -273,9 +280,28 @@ def sizes_in(config: Mapping[str, Any]) -> Sizes | None:
         known.setdefault("intermediate_size", 4 * known["hidden_size"])
     try:
         known |= _mixture_in(config, family.mixture, known["num_hidden_layers"])
+        known["num_windowed_layers"] = _count_windowed(config, family, known["num_hidden_layers"])
+        if not known["num_windowed_layers"]:
+            known.pop("sliding_window", None)
         return Sizes.model_validate(known)
     except (KeyError, TypeError, ValueError, ValidationError):
         return None
+
+
+def _count_windowed(config: Mapping[str, Any], family: Family, num_layers: int) -> int:
+    """Count the blocks with a sliding window."""
+    window = config.get("sliding_window")
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        return 0
+    is_qwen = str(config.get("model_type")).startswith("qwen")  # has a window on request, from some block on
+    if not config.get("use_sliding_window", not is_qwen):
+        return 0
+    if (types := config.get("layer_types")) is not None:
+        return list(types).count("sliding_attention")
+    if is_qwen:
+        return max(0, num_layers - int(config.get("max_window_layers", 28)))
+    pattern = int(config.get("sliding_window_pattern") or family.window_pattern)
+    return num_layers - (num_layers // pattern if pattern else 0)
 
 
 def isolates_packed(model_type: str) -> bool:

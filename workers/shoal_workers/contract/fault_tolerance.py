@@ -133,4 +133,5 @@ class RetrySpec(Frozen):
     max_failures: int = Field(2, ge=0, le=10_000)
     """Number of restarts from the newest checkpoint, each only if steps were completed since the last failure."""
     max_recoveries: int = Field(1000, ge=0, le=10**9)
-    """Number of re-formations after lost workers; then the job fails with the reason recovery_budget."""
+    """Number of re-formations after lost workers within a day; one more fails the job with the reason recovery_budget.
+    A job that makes no progress ends earlier: after six re-formations without a new step."""

@@ -188,12 +188,13 @@ def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | Non
 
 
 def config_of(settings: PretrainedConfig) -> dict[str, Any]:
-    """The content of the model's config.json, untied if the files have a trained head; {} if it cannot be read here."""
+    """Return the content of the model's config.json, untied if the files have a trained head; {} if it cannot be read
+    here."""
     return settings.config if settings.config is not None else _read_config(settings.path or "")
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    """The content of a model directory's config.json; {} if it does not exist here or cannot be read."""
+    """Return the content of a model directory's config.json; {} if it does not exist here or cannot be read."""
     file = Path(path).expanduser() / CONFIG_NAME
     try:
         if not file.is_file() or file.stat().st_size > _MAX_CONFIG_BYTES:

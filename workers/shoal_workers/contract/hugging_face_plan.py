@@ -26,7 +26,7 @@ from shoal_workers.contract.model import ParallelPlan, TensorStyle
 
 
 def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
-    """The plan of a Hugging Face model; None if the model is not known, and runs on the data axes only.
+    """Return the plan of a Hugging Face model; None if the model is not known, and runs on the data axes only.
 
     Activations are not split along the sequence, so there is no context parallelism.
     """
@@ -59,7 +59,7 @@ def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
 
 
 def axes_of_family(settings: PretrainedConfig) -> tuple[str, ...]:
-    """The axes that a layout of the model may have."""
+    """Return the axes that a layout of the model may have."""
     data = ("dp_replicate", "dp_shard")
     plan = plan_of_hugging_face(settings) if isinstance(settings, HuggingFaceConfig) else None
     if plan is None:
@@ -137,8 +137,8 @@ def _tensor_of_family(
 
 
 def _with_adapter(module: str, style: TensorStyle, settings: HuggingFaceConfig) -> dict[str, TensorStyle]:
-    """The styles of a layer, or of its parts if it has an adapter: the part whose split dim is the layer's own is split
-    in the same way; the other part has the rank as that dim, and is whole."""
+    """Return the styles of a layer, or of its parts if it has an adapter: the part whose split dim is the layer's own
+    is split in the same way; the other part has the rank as that dim, and is whole."""
     if settings.lora is None or not is_adapted(module, settings.lora, architecture_of(settings)):
         return {module: style}
     split = "lora_B" if style is TensorStyle.COLUMN else "lora_A"

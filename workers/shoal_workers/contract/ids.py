@@ -48,13 +48,13 @@ def attempt_of(name: str) -> tuple[str, int] | None:
 
 
 def index_of_worker(name: str) -> int:
-    """The index in the name of a worker; -1: the name has no index."""
+    """Return the index in the name of a worker; -1: the name has no index."""
     index = name.rpartition("-")[2]
     return int(index) if index.isdecimal() else -1
 
 
 def next_generation(last: int, life: int) -> int:
-    """The number of the next generation that a supervisor of this life forms.
+    """Return the number of the next generation that a supervisor of this incarnation forms.
 
     Args:
         last: the largest number of a generation so far, of any life.
@@ -63,5 +63,5 @@ def next_generation(last: int, life: int) -> int:
 
 
 def life_of(generation: int) -> int:
-    """The life of the supervisor that formed this generation, which is at least 1."""
+    """Return the incarnation of the supervisor that formed this generation, at least 1."""
     return (generation - 1) // GENERATIONS_PER_LIFE + 1

@@ -115,30 +115,30 @@ class StateSource(StrEnum):
     """The initial weights: there is no checkpoint yet."""
 
 
-class UserFailure(OfTask):
-    """The exception that ended the attempt, with all ranks that raised it. It is of the user's code if the reason is
-    user_error."""
+class RaisedError(OfTask):
+    """An exception, flattened for the wire."""
 
     type: str
     message: str
     traceback: str
-    phase: str
-    ranks: tuple[int, ...]
-    step: int
     mistake: str = ""
-    """Name of a common mistake, "refused" if Shoal itself refuses something of the task, else empty; see
-    docs/tasks.md."""
+    """Name of a common mistake (docs/tasks.md), or "refused" if Shoal itself refuses something of the task: then the
+    message is a whole sentence for the user. Else empty."""
     line: str = ""
-    """The innermost line of the task's code, unless the message names it."""
+    """The innermost line of the task's code, `digits.py:41 in loss()`, unless the message names it."""
 
     @property
     def sentence(self) -> str:
-        """What a user reads in one line."""
-        return sentence_of(self.type, self.message, self.mistake, self.line)
+        """What a user reads in one line: with the type and the line, unless the message is a whole sentence."""
+        if self.mistake:
+            return self.message
+        return ": ".join(filter(None, (self.type, self.message))) + (f" ({self.line})" if self.line else "")
 
 
-def sentence_of(type_name: str, message: str, mistake: str, line: str) -> str:
-    """An error in one line: with its type and the task's line, unless the message is a sentence of its own."""
-    if mistake:
-        return message
-    return ": ".join(filter(None, (type_name, message))) + (f" ({line})" if line else "")
+class UserFailure(RaisedError):
+    """The exception that ended the attempt, with all ranks that raised it. It is of the user's code if the reason is
+    user_error."""
+
+    phase: str
+    ranks: tuple[int, ...]
+    step: int

@@ -60,7 +60,7 @@ def json_faults(document: Any) -> Iterator[tuple[str, str]]:
 
 
 def path_of(link: Link | None) -> str:
-    """The dotted path of a position, shortened for messages."""
+    """Return the dotted path of a position, shortened for messages."""
     parts: list[str] = []
     while link is not None:
         link, part = link

@@ -84,7 +84,8 @@ class LanguageModelConfig(Frozen):
 
 
 def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
-    """The plan of the built-in language model. It has the names of the modules in `shoal_workers.tasks.transformer`."""
+    """Return the plan of the built-in language model. It has the names of the modules in
+    `shoal_workers.tasks.transformer`."""
     return ParallelPlan(
         blocks="blocks",
         num_blocks=config.num_layers,

@@ -185,12 +185,17 @@ class Layout(Frozen):
         return self.dp_shard * self.cp
 
     @property
+    def mesh_degrees(self) -> tuple[int, int, int, int]:
+        """Degrees of the axes of the mesh, the outermost first: pp, dp_replicate, the shards, tp."""
+        return self.pp, self.dp_replicate, self.num_shards, self.tp
+
+    @property
     def num_data_ranks(self) -> int:
         """Number of parts of a step's micro-batches; ranks along pp, cp and tp work on the same part."""
         return self.dp_replicate * self.dp_shard
 
     def data_rank(self, rank: int) -> int:
-        """The part of the micro-batches that `rank` works on, 0 .. num_data_ranks - 1."""
+        """Return the part of the micro-batches that `rank` works on, 0 .. num_data_ranks - 1."""
         return rank // (self.tp * self.cp) % self.num_data_ranks
 
     def pipeline_rank(self, rank: int) -> int:
@@ -265,28 +270,29 @@ class Layout(Frozen):
         return [sum(places) for places in product(*(range(0, step * degree, step) for step, degree in steps))]
 
     def _outer(self, axis: str) -> int:
-        """The degree of an axis; of dp_shard the part that ep does not use."""
+        """Return the degree of an axis; of dp_shard the part that ep does not use."""
         return self.dp_shard // self.ep if axis == "dp_shard" else int(getattr(self, axis))
 
 
 def replicated(world_size: int) -> Layout:
-    """The layout in which each of `world_size` ranks has everything: that of a program that splits its own work."""
+    """Return the layout in which each of `world_size` ranks has everything: that of a program that splits its own
+    work."""
     return Layout(dp_replicate=world_size)
 
 
 def plain(world_size: int) -> Layout:
-    """The layout in which each of `world_size` ranks trains the task's own module."""
+    """Return the layout in which each of `world_size` ranks trains the task's own module."""
     return Layout(dp_replicate=world_size, shard=ShardLevel.NONE)
 
 
 def data_parallel(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
-    """The data axes alone: plain if `parallelism.shard` is none, else fully sharded."""
+    """Return the data axes alone: plain if `parallelism.shard` is none, else fully sharded."""
     is_plain = isinstance(parallelism, ParallelismSpec) and parallelism.shard is ShardLevel.NONE
     return plain(world_size) if is_plain else fully_sharded(world_size)
 
 
 def fully_sharded(world_size: int) -> Layout:
-    """The layout that shards everything over all ranks of `world_size`."""
+    """Return the layout that shards everything over all ranks of `world_size`."""
     return Layout(dp_shard=world_size)
 
 
@@ -313,7 +319,7 @@ def micro_batches_fed(layout: Layout, num_micro_batches: int) -> int:
 
 
 def fed(schedule: Schedule, pp: int, stages: int, share: int) -> int:
-    """The smallest number of micro-batches, at least `share`, that the schedule accepts."""
+    """Return the smallest number of micro-batches, at least `share`, that the schedule accepts."""
     match schedule:
         case Schedule.GPIPE | Schedule.ZERO_BUBBLE_V:
             return share

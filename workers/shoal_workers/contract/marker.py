@@ -54,7 +54,7 @@ class CheckpointName:
 
     @staticmethod
     def parse(name: str) -> CheckpointName | None:
-        """The parsed name; None if it is not the name of a checkpoint's directory."""
+        """Return the parsed name; None if it is not the name of a checkpoint's directory."""
         match = _DIRECTORY.fullmatch(name)
         parsed = CheckpointName(*(int(group) for group in match.groups())) if match else None
         # a name with more leading zeros would mean the same checkpoint

@@ -24,7 +24,7 @@ from pydantic import BeforeValidator, Field
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.exception_causes import ErrorClass, Origin
-from shoal_workers.contract.job import UserFailure, sentence_of
+from shoal_workers.contract.job import RaisedError, UserFailure
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.plain_text import OfTask, plain_line
@@ -350,38 +350,17 @@ class ExitKind(StrEnum):
     """The assignment's generation was already fenced when it arrived."""
 
 
-class ErrorReport(OfTask):
-    """An exception, flattened for the wire."""
+class ErrorReport(RaisedError):
+    """An exception of one rank."""
 
-    type: str
-    message: str
-    traceback: str
     phase: Phase
     error_class: ErrorClass = ErrorClass.PLAIN
     origin: Origin = Origin.TASK
-    mistake: str = ""
-    """Name of a common mistake (`contract/exception_causes.py`), or "refused": Shoal itself refuses something of the
-    task. Either way the message is a whole sentence for the user."""
-    line: str = ""
-    """The innermost line of the task's code, `digits.py:41 in loss()`, unless the message names it."""
-
-    @property
-    def sentence(self) -> str:
-        """What a user reads in one line."""
-        return sentence_of(self.type, self.message, self.mistake, self.line)
 
     def as_failure(self, *, ranks: tuple[int, ...], step: int) -> UserFailure:
-        """The exception as one that ends an attempt."""
-        return UserFailure(
-            type=self.type,
-            message=self.message,
-            traceback=self.traceback,
-            phase=self.phase,
-            ranks=ranks,
-            step=step,
-            mistake=self.mistake,
-            line=self.line,
-        )
+        """Return the exception as one that ends an attempt."""
+        shared = self.model_dump(include={*RaisedError.model_fields, "phase"})
+        return UserFailure(**shared, ranks=ranks, step=step)
 
 
 class WorkerExit(Frozen):

@@ -47,7 +47,7 @@ class InForce(NamedTuple):
 
 
 def in_force(recorded: Sequence[InForce], wanted: Sequence[InForce], step: int) -> tuple[InForce, ...]:
-    """The changes of a group that goes on after `step` completed steps.
+    """Return the changes of a group that goes on after `step` completed steps.
 
     Args:
         recorded: what took effect before, as the state that the group restores says.
@@ -66,7 +66,7 @@ def began(changes: Sequence[InForce], step: int) -> tuple[InForce, ...]:
 
 
 def late(wanted: Sequence[InForce], following: Sequence[InForce]) -> InForce | None:
-    """The change that takes effect at another step than the spec says; None if there is none. `following`:
+    """Return the change that takes effect at another step than the spec says; None if there is none. `following`:
     `in_force`."""
     planned = set(wanted)
     return next((change for change in reversed(following) if change not in planned), None)
@@ -87,7 +87,7 @@ def _weights_at(changes: Sequence[InForce], step: int) -> tuple[float, ...] | No
 
 
 def earliest_step(step: int, step_s: float | None, silent_s: float, *, is_training: bool) -> int:
-    """The first step for which a change may be planned so that all workers learn of it before.
+    """Return the first step for which a change may be planned so that all workers learn of it before.
 
     Args:
         step: steps that are known to be completed.
@@ -105,7 +105,7 @@ def earliest_step(step: int, step_s: float | None, silent_s: float, *, is_traini
 def planned(
     changes: Sequence[WeightChange], weights: Mapping[str, float], at_step: int | None, earliest: int
 ) -> tuple[WeightChange, ...]:
-    """The changes of a spec with one more. Those that were planned for its step or a later one give way to it.
+    """Return the changes of a spec with one more. Those that were planned for its step or a later one give way to it.
 
     `at_step`: None: `earliest`. A change that is the last one already is not planned again: a request may come twice.
     """

@@ -100,9 +100,9 @@ class ModelShape(OfTask):
 
 
 def difference(trained: ModelShape, other: ModelShape) -> str:
-    """How the tensors of `other` differ from those of `trained`, in words; empty: they do not."""
+    """Describe how the tensors of `other` differ from those of `trained`; empty if they do not."""
     differing = [
-        _words(name, trained.tensors.get(name), other.tensors.get(name))
+        _describe_difference(name, trained.tensors.get(name), other.tensors.get(name))
         for name in {**trained.tensors, **other.tensors}
         if trained.tensors.get(name) != other.tensors.get(name)
     ]
@@ -112,7 +112,7 @@ def difference(trained: ModelShape, other: ModelShape) -> str:
     return f"its model does not fit the state of the one that trains: {'; '.join(differing[:_NUM_NAMED])}{more}"
 
 
-def _words(name: str, trained: str | None, other: str | None) -> str:
+def _describe_difference(name: str, trained: str | None, other: str | None) -> str:
     if other is None:
         return f"{name} ({trained}) is gone"
     if trained is None:

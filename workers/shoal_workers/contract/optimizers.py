@@ -27,6 +27,11 @@ ADAMW = "adamw"
 MUON = "muon"
 EMA = "weights_ema"
 """Key of the average of a parameter in its optimizer state, and in the names of checkpoints."""
+OUTER, OUTER_MOMENTUM, SENT, RESIDUAL = "outer", "outer_momentum", "outer_sent", "outer_residual"
+"""The same for what an island keeps of a parameter: the outer weight, its momentum, the own weight at the end of the
+last round, and what compression has left out."""
+ADDED_STATE = (EMA, OUTER, OUTER_MOMENTUM, SENT, RESIDUAL)
+"""Keys of what stands beside an optimizer's own state: a checkpoint may lack it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class OutputsSpec(Frozen):
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Returns the test whether a file's name matches one of the patterns. Its time is linear in the name's length."""
+    """Return the test whether a file's name matches one of the patterns. Its time is linear in the name's length."""
     parsed = [_parsed(pattern) for pattern in patterns]
     return lambda name: any(_matches(segments, name.split("/")) for segments in parsed)
 
@@ -158,7 +158,7 @@ class MergedFile:
 
 
 def merged(manifests: Mapping[int, OutputManifest]) -> list[MergedFile]:
-    """The files of all nodes, by name. `manifests`: by number of the node."""
+    """Return the files of all nodes, by name. `manifests`: by number of the node."""
     files: dict[str, MergedFile] = {}
     for node in sorted(manifests):
         for file in manifests[node].files:

@@ -118,7 +118,7 @@ def is_user(text: str) -> bool:
 
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Returns the labels. Raises ValueError if there are too many, or one that no node can have."""
+    """Return the labels. Raises ValueError if there are too many, or one that no node can have."""
     if len(labels) > _MAX_LABELS:
         raise ValueError(f"{len(labels)} labels are too many: use at most {_MAX_LABELS}.")
     for text in (*labels, *labels.values()):

@@ -76,6 +76,18 @@ class ProfileFile(Frozen):
     bytes: int = Field(ge=0)
 
 
+class Overlap(Frozen):
+    """The collectives of one axis in the profiled steps."""
+
+    axis: str = Field(max_length=64)
+    """`shards` and `dp_replicate` for gradients and parameters, `tp`, `cp`, `ep`, `pp`; `all ranks`: an axis that
+    all ranks share and, on a CPU, the vote."""
+    seconds: float = Field(ge=0)
+    """While one of them was under way."""
+    hidden: float = Field(ge=0, le=1)
+    """Share of these seconds in which the rank also computed."""
+
+
 class Profiled(Frozen):
     """A worker has ended a profile. `error` says why there is none; empty: there is one."""
 
@@ -86,6 +98,7 @@ class Profiled(Frozen):
     files: tuple[ProfileFile, ...] = Field(default=(), max_length=2)
     peak_bytes: int | None = None
     """Most memory that tensors took: on a GPU in all, on a CPU beyond what they took when the profile began."""
+    overlaps: tuple[Overlap, ...] = Field(default=(), max_length=32)
     held_s: float = 0.0
     """Seconds for which the start and the end of the profile kept the training thread from training."""
     note: str = Field(default="", max_length=500)
@@ -93,6 +106,10 @@ class Profiled(Frozen):
     error: str = Field(default="", max_length=2000)
 
 
+OF_AXIS = "shoal collective of "
+"""Begins the event of a collective in a trace; the description of its group and the collective's name follow."""
+WAITING = "shoal wait"
+"""The event of a wait for a collective."""
 FOLDER = "profiles"
 """Folder of the profiles, beside the checkpoints of the job."""
 _PREFIX = "profile-"
@@ -104,7 +121,7 @@ def name_of(number: int) -> str:
 
 
 def to_delete(names: Iterable[str], newest: int) -> list[str]:
-    """The directories of profiles that are too old once profile `newest` is kept. Other names are left alone."""
+    """Return the directories of profiles that are too old once profile `newest` is kept. Other names are left alone."""
     numbers = {name: int(name.removeprefix(_PREFIX)) for name in names if _is_profile(name)}
     return sorted(name for name, number in numbers.items() if number <= newest - KEPT_PROFILES)
 

@@ -35,6 +35,7 @@ from shoal_workers.contract.fault_tolerance import (
 )
 from shoal_workers.contract.hugging_face import HF_TASKS, hugging_face_of
 from shoal_workers.contract.hugging_face_plan import plan_of_hugging_face
+from shoal_workers.contract.islands import IslandsSpec
 from shoal_workers.contract.language_model import LM_TASK, LanguageModelConfig, plan_of_language_model
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
@@ -118,7 +119,7 @@ class ValidationSpec(Frozen):
 
 
 def mode_of_metric(name: str) -> str | None:
-    """Returns "min" or "max" as the parts of the name say, the last one first (`val/top5_accuracy`); None if none
+    """Return "min" or "max" as the parts of the name say, the last one first (`val/top5_accuracy`); None if none
     does."""
     for part in reversed(re.findall("[a-z0-9]+", name.lower())):
         for mode, parts in _PARTS_BY_MODE.items():
@@ -188,7 +189,7 @@ class SweepSpec(Frozen):
 
 
 def add_label(name: str, labels: dict[str, str]) -> None:
-    """Gives a job the label of its sweep. Raises ValueError if the label has another value."""
+    """Give a job the label of its sweep. Raises ValueError if the label has another value."""
     if labels.setdefault(SWEEP_LABEL, name) != name:
         raise ValueError(
             f"labels.{SWEEP_LABEL} is {labels[SWEEP_LABEL]!r}, and sweep.name is {name!r}. Leave the label out: it is "
@@ -295,9 +296,12 @@ class BatchSpec(Frozen):
         return self.global_size // self.micro_size
 
 
+Reduction = Precision | Literal["int8"]
+
 KEYS_OF_TASKS = (
     *("task", "model", "data", "batch", "optimizer", "schedule", "precision", "module_precision", "reduce_precision"),
     *("fp8", "compile", "stop", "init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
+    "islands",
 )
 """Keys of a spec that say what a task trains and how. A script reads none of them."""
 KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key not in ("snapshot", "parallelism"))
@@ -348,9 +352,10 @@ class JobSpec(Frozen):
     """Another type for some modules, by patterns of their names as `model.named_modules()` has them; `*` stands for any
     characters, also dots: {"*norm*": "fp32", "head": "fp32"}. It holds for all modules inside. What a module gets and
     returns is cast; the results of the last module of `plan.last` are not cast back."""
-    reduce_precision: Precision = Precision.FP32
+    reduce_precision: Reduction = Precision.FP32
     """Type in which gradients are summed, over a rank's micro-batches and between data-parallel ranks. bf16 and fp16
-    halve the bytes sent and round every addition; fp16 adds dynamic loss scaling."""
+    halve the bytes sent and round every addition; fp16 adds dynamic loss scaling. int8 sends a quarter of the bytes,
+    rounded at random without a mean error, and adds up in fp32; see docs/parallelism.md."""
     fp8: Fp8Scales | None = Field(None, exclude_if=lambda value: value is None)
     """Matrix products of the linear layers in the blocks of the built-in and Hugging Face models in fp8, with a scale
     for each tensor or row. Needs `precision: bf16`, GPUs of compute capability 8.9 or more, and torchao (the extra
@@ -395,6 +400,9 @@ class JobSpec(Frozen):
     those of labels; values at most 4,096 characters."""
     sweep: SweepSpec | None = None
     """The sweep that the job belongs to; see docs/submitting.md. It also sets the label `sweep`."""
+    islands: IslandsSpec | None = Field(None, exclude_if=lambda value: value is None)
+    """The job is one of several that train one model together and merge their weights in rounds; see
+    docs/islands.md."""
     finish_by: Moment | None = None
     """When the job should be done: seconds since 1970, or a time with its zone such as "2030-01-31T18:00:00Z". The job
     gets workers to make it, if that is possible; null: no deadline."""
@@ -466,6 +474,21 @@ class JobSpec(Frozen):
     def program(self) -> ProgramFile | None:
         """The user's own program; None if the job is a task."""
         return self.script if self.script is not None else self.loop
+
+    @property
+    def sum_precision(self) -> Precision:
+        """Type in which gradients are added up, and sent if they are not rounded."""
+        return Precision.FP32 if self.reduce_precision == "int8" else self.reduce_precision
+
+    @property
+    def rounds_sums(self) -> bool:
+        """True if summands are sent as int8."""
+        return self.reduce_precision == "int8"
+
+    @property
+    def samples_per_step(self) -> int:
+        """How many samples of the data's order a step of the job stands for: those of all islands."""
+        return self.batch.global_size * (1 if self.islands is None else self.islands.num)
 
     @model_validator(mode="after")
     def _one_source(self) -> JobSpec:

@@ -202,7 +202,7 @@ class TextDataConfig(Frozen):
         )
 
     def of_each_source(self) -> list[TextDataConfig]:
-        """The settings of each source alone; without a mixture: these."""
+        """Return the settings of each source alone; without a mixture: these."""
         if not self.sources:
             return [self]
         shared = self.model_dump(exclude={"sources", "changes", "paths", "field", "format"})

@@ -47,7 +47,7 @@ def weight_changes_of(spec: JobSpec) -> tuple[WeightChange, ...]:
 
 
 def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
-    """The spec with these settings instead of its own."""
+    """Return the spec with these settings instead of its own."""
     return spec.model_copy(
         update={
             "stop": settings.stop,

@@ -50,8 +50,8 @@ class Standing(Frozen):
 def judge(
     known: Standing | None, rule: ValidationSpec, keep: int, *, step: int, loss: float, metrics: Mapping[str, float]
 ) -> Standing:
-    """The standing after a validation. A validation that was judged before, or has no finite value of the metric, does
-    not count."""
+    """Return the standing after a validation. A validation that was judged before, or has no finite value of the
+    metric, does not count."""
     # values of another metric or mode cannot be compared: then the standing begins anew
     standing = Standing(metric=rule.metric, mode=rule.better, keep=keep)
     if known is not None and (known.metric, known.mode) == (rule.metric, rule.better):

@@ -16,10 +16,17 @@ from shoal_workers.contract.profiles import Profiled
 from shoal_workers.contract.proofs import LayoutProof
 
 
-class StepReport(OfTask):
-    """One completed optimizer step, reported by rank 0. A script reports what it logs: what it does not is None."""
+class _AtStep(Frozen):
+    """What happened in one generation at one step."""
 
     generation: int
+    step: int
+    at: float
+
+
+class StepReport(_AtStep, OfTask):
+    """One completed optimizer step, reported by rank 0. A script reports what it logs: what it does not is None."""
+
     step: int
     """Optimizer steps completed: the first report of a run is step 1."""
     at: float
@@ -51,12 +58,9 @@ class StepReport(OfTask):
     """The step with which a script says that it ends; None if it says nothing, or it is a task."""
 
 
-class ValidationReport(OfTask):
+class ValidationReport(_AtStep, OfTask):
     """Mean validation loss after a step, reported by rank 0."""
 
-    generation: int
-    step: int
-    at: float
     loss: float
     """Mean loss in nats per token (or the task's own unit)."""
     bits_per_byte: float | None
@@ -66,17 +70,11 @@ class ValidationReport(OfTask):
     """The task's own metrics: means over the samples, as the loss. One that is not finite is left out."""
 
 
-class GroupFormed(OfTask):
-    """The group of a generation is formed and restored, and its first step begins; reported by rank 0."""
+class GroupEntered(OfTask):
+    """All ranks have entered a generation."""
 
-    generation: int
-    at: float
-    start_step: int | None
-    """Steps contained in the state; the next completed one is start_step + 1. None if a script has begun, and its first
-    StepReport tells."""
     total_steps: int | None
     """None if a script decides when it ends."""
-    form_s: float
     build_s: float
     restore_s: float
     num_parameters: int
@@ -92,6 +90,17 @@ class GroupFormed(OfTask):
     """Part of `restored_bytes` that came over the network from another node's memory."""
     proof: LayoutProof | None = None
     """Proof of the generation's layout; null: the assignment demanded none."""
+
+
+class GroupFormed(GroupEntered):
+    """The group of a generation is formed and restored, and its first step begins; reported by rank 0."""
+
+    generation: int
+    at: float
+    start_step: int | None
+    """Steps contained in the state; the next completed one is start_step + 1. None if a script has begun, and its first
+    StepReport tells."""
+    form_s: float
 
 
 class SavedFile(Frozen):
@@ -127,12 +136,9 @@ class SaveFailed(OfTask):
     """The storage did not fail: it accepted nothing for `timeouts.save_s`."""
 
 
-class StepSkipped(Frozen):
+class StepSkipped(_AtStep):
     """Loss or gradient norm was not finite: the step updated nothing; its samples are skipped. Reported by rank 0."""
 
-    generation: int
-    step: int
-    at: float
     loss: float | None
     """None if the loss is not finite, which JSON cannot express."""
     grad_norm: float | None
@@ -176,45 +182,34 @@ class SnapshotCost(Frozen):
     """Why snapshots are copies of the state; empty: the state itself is in shared memory."""
 
 
-class SnapshotsStopped(OfTask):
+class SnapshotsStopped(_AtStep, OfTask):
     """This rank has no memory for snapshots: until the next generation none is whole, whatever the other ranks keep."""
 
-    generation: int
-    step: int
-    at: float
     rank: int
     only_copies: bool
     """The rank still keeps its own state in shared memory, but sends no copies to other nodes."""
     message: str
 
 
-class ReplayMismatch(Frozen):
+class ReplayMismatch(_AtStep):
     """A replayed micro-batch had another result on this rank than on two others: this rank computes wrong results."""
 
-    generation: int
-    step: int
-    at: float
     rank: int
     message: str
 
 
-class ReplicasEqual(Frozen):
+class ReplicasEqual(_AtStep):
     """All ranks that hold the same state hold the same bits of it; reported by rank 0."""
 
-    generation: int
-    step: int
-    at: float
     cpu_s: float
     """CPU seconds that the checksums took on rank 0; 0 on a GPU."""
 
 
-class ReplicaMismatch(Frozen):
+class ReplicaMismatch(_AtStep):
     """Ranks that should hold the same state hold other bits than the rest, or than each other; reported by rank 0."""
 
-    generation: int
     step: int
     """Completed steps of the state that differs."""
-    at: float
     ranks: tuple[int, ...]
     is_certain: bool
     """True: these ranks are wrong, since a majority holds other values or only theirs are not finite. False: it is not

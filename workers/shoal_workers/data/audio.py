@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_workers.data.errors import BadRowError, MissingTextError
+from shoal_workers.data.errors import BadRowError
+from shoal_workers.data.labelled import read_unchanged
 from shoal_workers.data.remote import is_url
 
 _FILE, _WAVE, _SAMPLES = b"p", b"w", b"s"
@@ -87,13 +88,7 @@ def _read_file(path_and_size: bytes) -> tuple[bytes, str]:
     """Return the content of a stored file, and its path for messages."""
     name, _, size = path_and_size.partition(_SEPARATOR)
     path = Path(name.decode())
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise MissingTextError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(content) != int(size):
-        raise MissingTextError(f"{path} has changed: it had {int(size)} bytes, and has {len(content)}. Put it back.")
-    return content, str(path)
+    return read_unchanged(path, int(size)), str(path)
 
 
 def _read_list(value: list[Any], place: str) -> NDArray[Any]:

@@ -29,6 +29,7 @@ from pydantic import Field, ValidationError
 from shoal_workers.contract import Frozen
 from shoal_workers.data.documents import Position
 from shoal_workers.data.tokenizer import Lookahead, Split
+from shoal_workers.descriptors import sync_path
 
 FORMAT = 3
 """Format of these files. It is part of the fingerprint, so another release reads only what it understands."""
@@ -134,7 +135,8 @@ def shard_name(number: int) -> str:
 
 
 def load_corpus(directory: Path) -> Corpus | None:
-    """The corpus that a directory's index describes, unverified; None if it is unfinished or the index is damaged."""
+    """Return the corpus that a directory's index describes, unverified; None if it is unfinished or the index is
+    damaged."""
     try:
         return Corpus(directory, CorpusIndex.model_validate_json((directory / INDEX_NAME).read_bytes()))
     except (OSError, ValidationError):
@@ -142,7 +144,7 @@ def load_corpus(directory: Path) -> Corpus | None:
 
 
 def load_entry(path: Path) -> ShardEntry | None:
-    """The entry beside a shard, if the shard is finished and intact."""
+    """Return the entry beside a shard, if the shard is finished and intact."""
     try:
         entry = ShardEntry.model_validate_json(path.with_suffix(".json").read_bytes())
     except (OSError, ValidationError):
@@ -211,9 +213,5 @@ def write_durably(path: Path, parts: Iterable[bytes | NDArray[Any]]) -> Written:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_path(path.parent)
     return Written(crc, digest.hexdigest())

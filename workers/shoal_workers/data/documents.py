@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from codecs import BOM_UTF8
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -58,21 +58,8 @@ class Document:
     end: Position
 
 
-Place = tuple[int, int]
-"""`file` and `offset` of a Position."""
-
-
-def read_documents(
-    sources: Sequence[SourceFile], start: Position, config: TextDataConfig, until: Place | None = None
-) -> Generator[Document, None, Position | None]:
-    """Documents from `start` on; stops before the first one that would exceed a total of `data.max_bytes`.
-
-    Args:
-        until: stops before the first document that begins here or later. A place within a file only for plain text.
-
-    Returns:
-        The position after the last document, with the rows that were left out behind it; None if stopped by
-        `data.max_bytes`.
+def read_documents(sources: Sequence[SourceFile], start: Position, config: TextDataConfig) -> Iterator[Document]:
+    """Yield documents from `start` on, up to the first that would exceed a total of `data.max_bytes`.
 
     Raises:
         MissingTextError: a file cannot be read.
@@ -81,21 +68,18 @@ def read_documents(
         UndecodableTextError: not UTF-8, and `data.encoding_errors` is "strict".
     """
     used, bad_rows = start.text_bytes, start.bad_rows
-    last_file, last_offset = (len(sources), 0) if until is None else until
     bytes_before = list(accumulate((source.num_bytes for source in sources), initial=0))
-    for number in range(start.file, min(len(sources), last_file + (last_offset > 0))):
+    for number in range(start.file, len(sources)):
         source = sources[number]
         first = start.offset if number == start.file else 0
-        for part in _parts(source, config, first):
+        is_text = source.format is TextFormat.TEXT
+        for part in _pieces(source, first) if is_text else _rows(source, config, first):
             if part.raw is None:
                 bad_rows += 1
                 continue
-            if number == last_file and (begin := part.end - len(part.raw)) >= last_offset:
-                read = bytes_before[number] + begin
-                return Position(file=number, offset=begin, text_bytes=used, read_bytes=read, bad_rows=bad_rows)
             used += len(part.raw)
             if config.max_bytes is not None and used > config.max_bytes:
-                return None
+                return
             file, offset = (number + 1, 0) if part.ends_file else (number, part.end)
             end = Position(
                 file=file,
@@ -106,8 +90,6 @@ def read_documents(
             )
             text = _valid_utf8(part.raw, source, part.place, config)
             yield Document(text.removeprefix(BOM_UTF8) if part.place == _FIRST else text, part.closes, end)
-    file = last_file + (last_offset > 0)
-    return Position(file=file, text_bytes=used, read_bytes=bytes_before[file], bad_rows=bad_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +111,22 @@ class _Part:
         return (self.end, True) if is_row else (self.end - len(self.raw or b""), False)
 
 
-def _parts(source: SourceFile, config: TextDataConfig, start: int) -> Iterator[_Part]:
-    """From `start` to the end of a file; nothing for an empty or a skipped file, nor for a row with empty text."""
-    if source.format is TextFormat.TEXT:
-        yield from _pieces(source, start)
-        return
-    yield from _rows(source, config, start)
-
-
 def _pieces(source: SourceFile, start: int) -> Iterator[_Part]:
+    """Yield the pieces of a text from `start` on; none of an empty or a skipped file."""
     with source.open() as (stream, read_bytes):
-        offset, held = 0, b""
+        offset, buffer = 0, b""
         if source.may_be_binary:
-            held = _read(stream, _SNIFF_BYTES)
-            if b"\0" in held:
+            buffer = _read(stream, _SNIFF_BYTES)
+            if b"\0" in buffer:
                 return
         if start:
-            _skip(stream, start - len(held))
-            offset, held = start, held[start:]
+            _skip(stream, start - len(buffer))
+            offset, buffer = start, buffer[start:]
         while True:
-            held += _read(stream, PIECE_BYTES + 1 - len(held))
-            is_last = len(held) <= PIECE_BYTES
-            piece = held if is_last else held[: _cut(held[:PIECE_BYTES])]
-            held = held[len(piece) :]
+            buffer += _read(stream, PIECE_BYTES + 1 - len(buffer))
+            is_last = len(buffer) <= PIECE_BYTES
+            piece = buffer if is_last else buffer[: _cut(buffer[:PIECE_BYTES])]
+            buffer = buffer[len(piece) :]
             offset += len(piece)
             if piece:
                 done = source.num_bytes if is_last else min(source.num_bytes, read_bytes())
@@ -163,7 +138,7 @@ def _pieces(source: SourceFile, start: int) -> Iterator[_Part]:
 
 
 def _read(stream: BinaryIO, num_bytes: int) -> bytes:
-    """Returns fewer bytes only at the end."""
+    """Return fewer bytes only at the end."""
     return stream.read(num_bytes) if num_bytes > 0 else b""
 
 
@@ -176,7 +151,7 @@ def _skip(stream: BinaryIO, num_bytes: int) -> None:
 
 
 def _cut(piece: bytes) -> int:
-    """Returns where to end a piece: after its last line end or, if it has none, before a character that would be
+    """Return where to end a piece: after its last line end or, if it has none, before a character that would be
     split."""
     line_end = piece.rfind(b"\n") + 1
     if line_end:

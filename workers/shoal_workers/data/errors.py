@@ -1,17 +1,5 @@
 """The errors of text data, each with a message for the user who configured the data.
 
-DataError(ValueError)
-  MissingTextError       a place in the data names nothing that can be read
-  EmptyCorpusError       the files contain no text
-  CorpusTooSmallError    less training text than one sample
-  UndecodableTextError   not UTF-8, with data.encoding_errors "strict"
-  BadRowError            a row, or every row of a file, has no text in the field
-  TextChangedError       a file changed while it was read
-  DamagedShardError      a shard or an index is not what its format demands, or contains what is not read
-  TokenizerError         data.tokenizer cannot be loaded
-  CacheError             data.cache_dir cannot be written
-  ShardSizeError         a shard has another number of samples than the others, or than its index says
-
 Raised by all modules of this package; the command line and the tasks show the message.
 """
 
@@ -23,42 +11,46 @@ class DataError(ValueError):
 
     code = "data"
 
-
-class MissingTextError(DataError):
-    code = "data_missing_text"
-
-
-class EmptyCorpusError(DataError):
-    code = "data_empty_corpus"
+    def __init_subclass__(cls, *, code: str) -> None:
+        super().__init_subclass__()
+        cls.code = code
 
 
-class CorpusTooSmallError(DataError):
-    code = "data_corpus_too_small"
+class MissingTextError(DataError, code="data_missing_text"):
+    """A place in the data names nothing that can be read."""
 
 
-class UndecodableTextError(DataError):
-    code = "data_undecodable_text"
+class EmptyCorpusError(DataError, code="data_empty_corpus"):
+    """The files contain no text."""
 
 
-class BadRowError(DataError):
-    code = "data_bad_row"
+class CorpusTooSmallError(DataError, code="data_corpus_too_small"):
+    """Less training text than one sample."""
 
 
-class TextChangedError(DataError):
-    code = "data_text_changed"
+class UndecodableTextError(DataError, code="data_undecodable_text"):
+    """Not UTF-8, with data.encoding_errors "strict"."""
 
 
-class DamagedShardError(DataError):
-    code = "data_damaged_shard"
+class BadRowError(DataError, code="data_bad_row"):
+    """A row, or every row of a file, has no text in the field."""
 
 
-class TokenizerError(DataError):
-    code = "data_tokenizer"
+class TextChangedError(DataError, code="data_text_changed"):
+    """A file changed while it was read."""
 
 
-class CacheError(DataError):
-    code = "data_cache"
+class DamagedShardError(DataError, code="data_damaged_shard"):
+    """A shard or an index is not what its format demands, or contains what is not read."""
 
 
-class ShardSizeError(DataError):
-    code = "data_shard_size"
+class TokenizerError(DataError, code="data_tokenizer"):
+    """Data.tokenizer cannot be loaded."""
+
+
+class CacheError(DataError, code="data_cache"):
+    """Data.cache_dir cannot be written."""
+
+
+class ShardSizeError(DataError, code="data_shard_size"):
+    """A shard has another number of samples than the others, or than its index says."""

@@ -134,7 +134,7 @@ def decoded(content: bytes, settings: PixelSettings, place: str) -> NDArray[Any]
 
 
 def _in_8_bits(image: Any, format: str, pillow: Any) -> Any:
-    """The image, whose 16 bits of grey become their upper 8, as Pillow does with those of colours."""
+    """Return the image, whose 16 bits of grey become their upper 8, as Pillow does with those of colours."""
     is_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and format == "PPM")
     if image.mode in ("I", "F") and not is_16_bits:
         kind = "32-bit whole numbers" if image.mode == "I" else "float numbers"
@@ -168,7 +168,7 @@ def _resized(image: NDArray[Any], settings: PixelSettings) -> NDArray[Any]:
 
 
 def _centre(image: NDArray[Any], height: int, width: int) -> NDArray[Any]:
-    """The middle of an image; what lies outside of it is black."""
+    """Return the middle of an image; what lies outside of it is black."""
     missing = [max(0, wanted - has) for wanted, has in zip((height, width), image.shape, strict=False)]
     before = [-(-channel // 2) for channel in missing]
     pads = [(first, all_ - first) for first, all_ in zip(before, missing, strict=True)]

@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_workers.contract.text_data import BadRows, ExamplesConfig, RowsConfig, TextDataConfig
-from shoal_workers.data.errors import BadRowError, CacheError, EmptyCorpusError
+from shoal_workers.data.errors import BadRowError, CacheError, EmptyCorpusError, MissingTextError
 from shoal_workers.data.records import Record, records_of
 from shoal_workers.data.sources import SourceFile, find_sources
-from shoal_workers.data.tokenizer import Split, held_back_examples, split_of
+from shoal_workers.data.tokenizer import Split, choose_split, mark_held_back
 
 _VERSION = 3
 _NOTE_EVERY = 10_000
@@ -69,7 +69,7 @@ class LabelledExamples:
         return payload.tobytes(), np.asarray(self.label_values[_part(self.label_ends, number)])
 
     def numbers(self, split: Split) -> NDArray[Any]:
-        """The examples of a split."""
+        """Return the examples of a split."""
         return np.flatnonzero(np.asarray(self.is_validation) == (split is Split.VALIDATION))
 
     def label_counts(self, split: Split) -> dict[int, int]:
@@ -87,6 +87,21 @@ def _part(ends: NDArray[Any], number: int) -> slice:
     return slice(int(ends[number - 1]) if number else 0, int(ends[number]))
 
 
+def read_unchanged(file: Path, num_bytes: int) -> bytes:
+    """Return the content of a file that a payload names. `num_bytes`: its size when the payload was written.
+
+    Raises:
+        MissingTextError: it no longer exists, or has changed.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise MissingTextError(f"{file} cannot be read: {error.strerror}.") from error
+    if len(content) != num_bytes:
+        raise MissingTextError(f"{file} has changed: it had {num_bytes} bytes, and has {len(content)}. Put it back.")
+    return content
+
+
 def prepare_rows(
     config: RowsConfig,
     fields: Sequence[str],
@@ -95,7 +110,7 @@ def prepare_rows(
     read: Callable[[Record], Labelled],
     progress: Callable[[str], None],
 ) -> LabelledExamples:
-    """Makes the examples of the rows that `config` names, or finds those that were made before.
+    """Make the examples of the rows that `config` names, or find those that were made before.
 
     Args:
         kind: begins the directory's name.
@@ -147,7 +162,7 @@ def _is_held_back(example: Labelled | BadRowError, config: RowsConfig) -> bool:
     if isinstance(example, BadRowError):
         return False
     labels = np.asarray(example.labels, np.int32).tobytes()
-    return split_of(example.payload + labels, config.validation_fraction) is Split.VALIDATION
+    return choose_split(example.payload + labels, config.validation_fraction) is Split.VALIDATION
 
 
 def prepare(
@@ -157,7 +172,7 @@ def prepare(
     examples: Iterable[tuple[Labelled | BadRowError, bool]],
     progress: Callable[[str], None],
 ) -> LabelledExamples:
-    """Makes the directory of the examples, each with whether it is for validation, or opens it.
+    """Make the directory of the examples, each with whether it is for validation, or open it.
 
     Args:
         described: JSON; all that the examples depend on.
@@ -235,7 +250,7 @@ def _write(
             "ends": np.cumsum(sizes, dtype=np.int64),
             "label_values": np.concatenate(labels),
             "label_ends": np.cumsum([len(label) for label in labels], dtype=np.int64),
-            "is_validation": held_back_examples(held_back, has_validation_files),
+            "is_validation": mark_held_back(held_back, has_validation_files),
         }
         for name, array in arrays.items():
             np.save(part / f"{name}.npy", array)

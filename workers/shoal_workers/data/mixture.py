@@ -10,6 +10,8 @@ of sources, and those of a group again, down to single sources. Each source has 
 
 The shares may change at positions. A segment has the order of its own shares from its first position on, and each
 source goes on with the sample at which the segment before left it. Called by the tasks that read text.
+
+Samples of one source are read from memory-mapped shards. There is no position: sample i is always the same.
 """
 
 from __future__ import annotations
@@ -18,12 +20,17 @@ import hashlib
 import heapq
 import itertools
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from math import gcd, lcm
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -31,7 +38,9 @@ from shoal_workers.contract.batch_partition import epoch_key, sample_at
 from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.text_data import TextSource
 from shoal_workers.data.concatenation import locate
-from shoal_workers.data.dataset import TokenDataset
+from shoal_workers.data.corpus import Corpus
+from shoal_workers.data.errors import CorpusTooSmallError
+from shoal_workers.data.tokenizer import Split
 
 _ORDERS = 0x4D495854
 """Sets the orders of the sources apart from that of a data set with the same seed."""
@@ -46,7 +55,7 @@ class Interleaving:
         self._root = _divided(self.shares)
 
     def at(self, position: int) -> tuple[int, int]:
-        """The source of a position, and how many earlier positions belong to it."""
+        """Return the source of a position, and how many earlier positions belong to it."""
         node = self._root
         while isinstance(node, _Fork):
             before = _num_before(position, node)
@@ -141,7 +150,8 @@ class MixtureOrder:
 
 
 def shares_of(sources: Sequence[TextSource], sizes: Sequence[int]) -> list[int]:
-    """The shares in which sources are mixed, exact: weights as they are written, or sizes (in samples) times epochs.
+    """Return the shares in which sources are mixed, exact: weights as they are written, or sizes (in samples) times
+    epochs.
 
     The spec gives all sources a weight, or all of them epochs.
     """
@@ -159,7 +169,7 @@ def _exact(value: float) -> Fraction:
 
 
 def _whole(wanted: Sequence[Fraction]) -> list[int]:
-    """The same shares as whole numbers, without a common divisor."""
+    """Return the same shares as whole numbers, without a common divisor."""
     common = lcm(*(fraction.denominator for fraction in wanted))
     whole = [int(fraction * common) for fraction in wanted]
     divisor = gcd(*whole)
@@ -192,7 +202,7 @@ class Mixture(Dataset[Tensor]):
         )
 
     def content_parts(self) -> dict[str, str]:
-        """The hash of each shard of each source, by its path and the files that it was made from."""
+        """Return the hash of each shard of each source, by its path and the files that it was made from."""
         return {name: content for part in self._parts for name, content in part.content_parts().items()}
 
     def __len__(self) -> int:
@@ -203,7 +213,7 @@ class Mixture(Dataset[Tensor]):
         return self._parts[source][number]
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
-        """The samples at these positions of the run, which the engine asks for instead of its own order."""
+        """Return the samples at these positions of the run, which the engine asks for instead of its own order."""
         return [self._sample_at(position, seed) for position in positions]
 
     def _sample_at(self, position: int, seed: int) -> int:
@@ -234,16 +244,84 @@ class ValidationMixture(Dataset[Tensor]):
         return part[sample_at(number, num_samples=len(part), seed=epoch_key(_ORDERS, source))]
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
-        """The positions themselves: the samples at the first ones have the shares of the sources."""
+        """Return the positions themselves: the samples at the first ones have the shares of the sources."""
         return list(positions)
 
     def _most(self) -> int:
         sizes = [len(part) for part in self._parts]
-        fits, too_many = 0, sum(sizes) + 1
-        while too_many - fits > 1:  # counts only grow
-            middle = (fits + too_many) // 2
-            if all(count <= size for count, size in zip(self._order.counts(middle), sizes, strict=True)):
-                fits = middle
-            else:
-                too_many = middle
-        return fits
+
+        def exhausts(num: int) -> bool:
+            return any(count > size for count, size in zip(self._order.counts(num), sizes, strict=True))
+
+        return bisect_left(range(1, sum(sizes) + 1), True, key=exhausts)  # counts only grow
+
+
+class TokenDataset(Dataset[Tensor]):
+    """Samples of a split: tensors of shape (seq_len + 1,), int64.
+
+    Sample i has the tokens i x seq_len to (i + 1) x seq_len of the split, both included. Consecutive samples share one
+    token: the last target of one is the first input of the next. A sample may continue from one shard into the next.
+    """
+
+    def __init__(self, corpus: Corpus, split: Split, seq_len: int) -> None:
+        """Map the split. If the tokens of the training split make no sample, it gets those of all splits.
+
+        Raises:
+            CorpusTooSmallError: the training split has no sample; a validation split may be empty.
+        """
+        self.seq_len = seq_len
+        self.content_hash = corpus.index.content_hash
+        self._corpus = corpus
+        splits = [split]
+        if corpus.index.num_tokens(Split.TRAIN) <= seq_len:  # a text of few documents
+            splits = [*Split] if split is Split.TRAIN else []
+        self._sections = _map_splits(corpus, splits)
+        self._ends = list(accumulate(len(section) for section in self._sections))
+        num_tokens = self._ends[-1] if self._ends else 0
+        self._num_samples = max(0, (num_tokens - 1) // seq_len)
+        if not self._num_samples and split is Split.TRAIN:
+            raise CorpusTooSmallError(
+                f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = "
+                f"{seq_len + 1:,}. Add text, or lower model.seq_len."
+            )
+
+    def content_parts(self) -> dict[str, str]:
+        """Return the hash of each shard, by its path and source files."""
+        return {self._corpus.describe_shard(n): entry.tokens_hash for n, entry in enumerate(self._corpus.index.shards)}
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index} of {self._num_samples}")
+        return torch.from_numpy(self._read(index * self.seq_len, self.seq_len + 1).astype(np.int64))
+
+    def _read(self, start: int, length: int) -> NDArray[Any]:
+        pieces = []
+        number, offset = locate(self._ends, start)
+        while length:
+            piece = self._sections[number][offset : offset + length]
+            pieces.append(piece)
+            length -= len(piece)
+            number, offset = number + 1, 0
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _map_splits(corpus: Corpus, splits: Sequence[Split]) -> list[NDArray[Any]]:
+    """Map the tokens of neighbouring splits, shard by shard."""
+    dtype = np.dtype(corpus.index.dtype)
+    sections: list[NDArray[Any]] = []
+    for number, entry in enumerate(corpus.index.shards):
+        if num_tokens := sum(entry.num_tokens[split] for split in splits):
+            first = 0 if Split.TRAIN in splits else entry.num_tokens[Split.TRAIN]
+            sections.append(
+                np.memmap(
+                    corpus.shard_path(number),
+                    dtype=dtype,
+                    mode="r",
+                    offset=first * dtype.itemsize,
+                    shape=(num_tokens,),
+                )
+            )
+    return sections

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal_workers.contract.batch_partition import ROUND_STEP, ROUNDS, half_bits_of
+from shoal_workers.contract.batch_partition import ROUND_STEP, ROUNDS, count_half_bits
 
 
 def permuted(values: Any, size: int, key: int) -> Any:
     """`values`: uint64, each below `size`; the result too."""
-    half_bits = half_bits_of(size)
+    half_bits = count_half_bits(size)
     values = _feistel(values, half_bits, key)
     while (outside := values >= size).any():
         values[outside] = _feistel(values[outside], half_bits, key)

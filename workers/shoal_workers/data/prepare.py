@@ -1,8 +1,7 @@
 """Prepares token shards from text, once per `cache_dir`. Resumes after a kill.
 
     holder         the worker that holds the lock of the directory; it makes the shards
-    same node      its other workers wait
-    other nodes    workers that share the directory tokenise portions of the text for the holder (`portions`)
+    the others     workers of its node, and of other nodes that share the directory, wait
 
 Hidden here: which shards exist already, which process makes the others, and the progress. Much text is tokenised on all
 cores (`tokenising`); the shards are the same as those of one process. The name of the directory contains a fingerprint
@@ -14,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -36,20 +35,18 @@ from shoal_workers.data.corpus import (
     write_durably,
     write_shard,
 )
-from shoal_workers.data.documents import PIECE_BYTES, Document, Position
+from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
 from shoal_workers.data.errors import CacheError, DataError, EmptyCorpusError
-from shoal_workers.data.portions import PORTION_BYTES, Portions
 from shoal_workers.data.sources import SourceFile, find_sources
 from shoal_workers.data.tokenising import TokenisingProcesses
 from shoal_workers.data.tokenizer import (
     DocumentEncoder,
-    EncodedDocument,
     Lookahead,
     Tokenizer,
+    choose_token_dtype,
     load_tokenizer,
-    token_dtype,
 )
-from shoal_workers.machine_limits import allowed_cores, machine_name
+from shoal_workers.machine_limits import allowed_cores
 from shoal_workers.node_lock import node_lock
 
 Report = Callable[["PrepareProgress"], None]
@@ -96,7 +93,6 @@ def prepare_corpus(
     shard_bytes: int = SHARD_BYTES,
     tokenizer: Tokenizer | None = None,
     num_processes: int | None = None,
-    sharing: Sharing | None = None,
 ) -> Corpus:
     """Return the corpus of a config, and prepare it first if that is needed.
 
@@ -108,7 +104,6 @@ def prepare_corpus(
         tokenizer: replaces the one that `data.tokenizer` names; only this process tokenises then.
         num_processes: processes that tokenise; with 0 this one does. Default: one per core, but no more than are worth
             their start.
-        sharing: replaces what other nodes see of this process.
 
     Raises:
         DataError: the text, the tokenizer or the cache directory cannot be used.
@@ -126,16 +121,15 @@ def prepare_corpus(
     if corpus is None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            work = _Work(config, sources, directory, shard_bytes, num_processes, sharing or Sharing())
+            work = _Work(config, sources, directory, shard_bytes, num_processes)
             with ExitStack() as resources:
-                preparation = _Preparation(work, tokenizer, report, resources)
                 lock = directory.with_suffix(".lock")
-                with node_lock(lock, preparation.report_waiting, preparation.help) as tell_waiting:
-                    preparation.report = report_to_all = _also_tell(report, tell_waiting)
-                    corpus = _open_verified(directory, report_to_all)  # another process may have prepared it meanwhile
-                    if corpus is None:
-                        write_durably(directory / SOURCES_NAME, [inputs])
-                        corpus = preparation.run(fingerprint)
+                tell_waiting = resources.enter_context(node_lock(lock, partial(_report_waiting, report)))
+                report_to_all = _also_tell(report, tell_waiting)
+                corpus = _open_verified(directory, report_to_all)  # another process may have prepared it meanwhile
+                if corpus is None:
+                    write_durably(directory / SOURCES_NAME, [inputs])
+                    corpus = _Preparation(work, tokenizer, report_to_all, resources).run(fingerprint)
         except OSError as error:
             raise CacheError(
                 f"data.cache_dir {cache} cannot be used: {error.strerror or error}. "
@@ -184,6 +178,10 @@ def verify_corpus(corpus: Corpus) -> bool:
     return is_intact
 
 
+def _report_waiting(report: Report, of_holder: str) -> None:
+    report(PrepareProgress(PreparePhase.WAITING, of_holder=of_holder))
+
+
 def _also_tell(report: Report, tell_waiting: Callable[[str], None]) -> Report:
     """Return a report that also tells the processes that wait for the lock."""
 
@@ -195,16 +193,6 @@ def _also_tell(report: Report, tell_waiting: Callable[[str], None]) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
-    """What other nodes see of this process, if they share its cache directory."""
-
-    machine: str = field(default_factory=machine_name)
-    """Equal for processes that share cores. These do not help each other, but wait."""
-    portion_bytes: int = PORTION_BYTES
-    """Bytes of text that another node tokenises at once."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Work:
     """What to prepare, from the arguments of `prepare_corpus`."""
 
@@ -213,19 +201,15 @@ class _Work:
     directory: Path
     shard_bytes: int
     num_processes: int | None
-    sharing: Sharing
 
 
 class _Preparation:
-    """A pass over the shards of a directory, which keeps intact ones and makes the others.
-
-    Only the holder of the lock may call `run`; before that, a process may `help` the holder.
-    """
+    """A pass over the shards of a directory, which keeps intact ones and makes the others."""
 
     def __init__(self, work: _Work, tokenizer: Tokenizer, report: Report, resources: ExitStack) -> None:
         self._work = work
         self._tokenizer = tokenizer
-        self.report = report
+        self._report = report
         self._encoder = DocumentEncoder(tokenizer, work.config.validation_fraction)
         self._resources = resources
         self._processes: TokenisingProcesses | None = None
@@ -238,48 +222,9 @@ class _Preparation:
         self._total_bytes = limit if limit is not None and self._is_limited else total
         """Bytes of text if `max_bytes` limits them; else bytes of the files, which may be compressed."""
         self._reported_bytes = 0
-        self._position = Position()
-        self._portions = Portions(
-            work.directory,
-            work.sources,
-            work.config,
-            machine=work.sharing.machine,
-            portion_bytes=work.sharing.portion_bytes,
-            advanced=self._note_portion_bytes,
-        )
-        self._is_holder = False
-        self._holder_progress = ""
-        self._helped_bytes = self._portion_bytes = 0
-        """Bytes of text that were tokenised for the holder, and of those of the present portion."""
-
-    def report_waiting(self, of_holder: str) -> None:
-        """Report that this process waits or helps. `of_holder`: progress of the holder, as text."""
-        self._holder_progress = of_holder
-        done = self._helped_bytes + self._portion_bytes
-        phase = PreparePhase.HELPING if done else PreparePhase.WAITING
-        self.report(PrepareProgress(phase, done_bytes=done, of_holder=of_holder))
-
-    def help(self) -> bool:
-        """Tokenise a portion of the text for the holder on another node. Return False if there is none."""
-        has_helped = self._portions.help(self._encode_all)
-        self._helped_bytes += self._portion_bytes
-        self._portion_bytes = 0
-        return has_helped
-
-    def _note_portion_bytes(self, portion_bytes: int) -> None:
-        """Note how much of a portion this process has tokenised, and report it once per MiB."""
-        before, self._portion_bytes = self._portion_bytes, portion_bytes
-        if portion_bytes // MIB == before // MIB and before:
-            return
-        if self._is_holder:
-            self._report_progress(self._position)
-        else:
-            self.report_waiting(self._holder_progress)
 
     def run(self, fingerprint: str) -> Corpus:
         """Make the shards that are missing or damaged, and the index. Call it with the lock held."""
-        self._is_holder = True
-        self._portions.hold()
         shards: list[ShardEntry] = []
         position = Position()
         while not (shards and shards[-1].last):
@@ -295,14 +240,13 @@ class _Preparation:
             content_hash=content_hash(self._tokenizer.fingerprint, shards),
             tokenizer=self._work.config.tokenizer,
             vocab_size=self._tokenizer.vocab_size,
-            dtype=token_dtype(self._tokenizer.vocab_size).str,
+            dtype=choose_token_dtype(self._tokenizer.vocab_size).str,
             num_files=len(self._work.sources),
             shards=tuple(shards),
         )
         if not index.text_bytes:
             raise EmptyCorpusError(self._describe_empty())
         write_durably(self._work.directory / INDEX_NAME, [index.model_dump_json(indent=1).encode()])
-        self._portions.remove()
         return Corpus(self._work.directory, index)
 
     def _make_shard(self, path: Path, start: Position) -> ShardEntry:
@@ -316,18 +260,10 @@ class _Preparation:
         """Return the encoded documents from `start` on."""
         # they continue after the last shard that was made, unless an intact one follows it
         if self._documents is None or self._reached != start:
-            self._position = start
-            self._documents = Lookahead(self._portions.encoded_from(start, self._encode_all, self._report_waiting))
+            self._start_processes(self._total_bytes - self._done_bytes(start))
+            documents = read_documents(self._work.sources, start, self._work.config)
+            self._documents = Lookahead((self._processes or self._encoder).encode_all(documents))
         return self._documents
-
-    def _encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
-        self._start_processes(self._total_bytes - self._done_bytes(self._position))
-        return (self._processes or self._encoder).encode_all(documents)
-
-    def _report_waiting(self) -> None:
-        """Report while another node tokenises the portion that is needed next."""
-        self._portion_bytes = 0
-        self._report_progress(self._position)
 
     def _start_processes(self, text_bytes: int) -> None:
         """Start the tokenising processes, once, if so much text is worth their start."""
@@ -341,15 +277,12 @@ class _Preparation:
             self._num_processes = num
 
     def _report_progress(self, position: Position) -> None:
-        """Report about 100 times at most, and at most once per MiB. Text that is tokenised ahead counts as done."""
-        self._position = position
+        """Report about 100 times at most, and at most once per MiB."""
         step, done = max(self._total_bytes // 100, MIB), self._done_bytes(position)
-        if not self._is_limited:
-            done = min(self._total_bytes, done + self._portions.ahead_bytes + self._portion_bytes)
         if 0 < done < min(self._reported_bytes + step, self._total_bytes):
             return
         self._reported_bytes = done
-        self.report(
+        self._report(
             PrepareProgress(
                 PreparePhase.TOKENISING,
                 done,
@@ -358,7 +291,6 @@ class _Preparation:
                 len(self._work.sources),
                 num_processes=self._num_processes,
                 bad_rows=position.bad_rows,
-                num_other_nodes=self._portions.num_others,
             )
         )
 
@@ -382,9 +314,7 @@ class _Preparation:
 class PreparePhase(StrEnum):
     VERIFYING = "verifying"
     WAITING = "waiting"
-    """Another process of this node is preparing the same text."""
-    HELPING = "helping"
-    """A process of another node is preparing the text, and this one tokenises portions of it."""
+    """Another process, of this node or of one that shares `cache_dir`, is preparing the same text."""
     TOKENISING = "tokenising"
     READY = "ready"
 
@@ -401,9 +331,7 @@ class PrepareProgress:
     bad_rows: int = 0
     """Rows without text that were left out."""
     of_holder: str = ""
-    """Only WAITING and HELPING: progress of the process that prepares, as text; empty if unknown."""
-    num_other_nodes: int = 0
-    """Other nodes that share `cache_dir` and have offered help."""
+    """Only WAITING: progress of the process that prepares, as text; empty if unknown."""
     of_source: str = ""
     """Which source of a mixture this is, as the beginning of a message."""
 
@@ -416,24 +344,16 @@ class PrepareProgress:
             case PreparePhase.VERIFYING:
                 return "verifying the token shards"
             case PreparePhase.WAITING:
-                return f"another process of this node prepares the text{self._holder_text}"
-            case PreparePhase.HELPING:
-                return f"tokenises {self.done_bytes / MIB:,.1f} MiB for another node{self._holder_text}"
+                return f"another process prepares the text{': ' if self.of_holder else ''}{self.of_holder}"
             case PreparePhase.READY:
                 return f"text ready{self._bad_rows_text}"
             case PreparePhase.TOKENISING:
                 processes = f", {self.num_processes} processes" if self.num_processes else ""
-                if self.num_other_nodes:
-                    processes += f", with {self.num_other_nodes} other node{'s' if self.num_other_nodes > 1 else ''}"
                 percent = 100 * self.done_bytes // max(1, self.total_bytes)
                 return (
                     f"tokenising {percent} % ({self.done_bytes / MIB:,.1f} of {self.total_bytes / MIB:,.1f} MiB, "
                     f"{self.done_files:,} of {self.total_files:,} files{processes}){self._bad_rows_text}"
                 )
-
-    @property
-    def _holder_text(self) -> str:
-        return f": {self.of_holder}" if self.of_holder else ""
 
     @property
     def _bad_rows_text(self) -> str:

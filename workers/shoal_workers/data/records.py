@@ -116,8 +116,8 @@ def read_rows(
 
 
 def value_at(row: dict[str, Any], field: str, way_out: str) -> Any:
-    """The value of a row in a field: a field of this very name, else a path of names and numbers of elements. Returns a
-    Fault if there is none."""
+    """Return the value of a row in a field: a field of this very name, else a path of names and numbers of elements.
+    Returns a Fault if there is none."""
     value: Any = row
     for name in [field] if field in row else field.split("."):
         if isinstance(value, dict) and name in value:

@@ -7,7 +7,6 @@ by themselves, and servers that answer a range with the whole file. A file is re
 
 from __future__ import annotations
 
-import io
 import math
 import random
 import time
@@ -17,6 +16,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 import fsspec
+from fsspec.spec import AbstractBufferedFile
 
 from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.data.errors import MissingTextError
@@ -52,8 +52,8 @@ def is_url(place: str) -> bool:
 
 
 def list_remote(url: str) -> list[RemoteEntry]:
-    """The files that a URL, or a pattern in a URL, names; below a directory all of them, without hidden ones. Sorted by
-    name, and empty if there are none.
+    """Return the files that a URL, or a pattern in a URL, names; below a directory all of them, without hidden ones.
+    Sorted by name, and empty if there are none.
 
     Raises:
         MissingTextError: the store cannot be read, the library for it is missing, or a file has no known length.
@@ -83,16 +83,8 @@ def list_remote(url: str) -> list[RemoteEntry]:
     return named + [_entry(filesystem, url, name, entry, walked=True) for name, entry in sorted(walked.items())]
 
 
-def open_remote(url: str, num_bytes: int, *, block_bytes: int = BLOCK_BYTES) -> RemoteFile:
-    """Raises MissingTextError if the library for the URL is missing."""
-    filesystem, path = _opened(url)
-    return RemoteFile(
-        url, num_bytes, lambda start, end: bytes(filesystem.cat_file(path, start=start, end=end)), block_bytes
-    )
-
-
 def remote_size(url: str, *, patience_s: float) -> int:
-    """The length of a file. Raises as `read_range`."""
+    """Return the length of a file. Raises as `read_range`."""
     filesystem, path = _opened(url)
     info: Any = _tried(url, lambda: _called(filesystem, "info", path), _delays(patience_s))
     if info.get("size") is None:
@@ -101,7 +93,7 @@ def remote_size(url: str, *, patience_s: float) -> int:
 
 
 def read_range(url: str, start: int, end: int, *, patience_s: float) -> bytes:
-    """The bytes of a file from `start` up to `end`, or to its end if that comes first. Any thread.
+    """Return the bytes of a file from `start` up to `end`, or to its end if that comes first. Any thread.
 
     Args:
         patience_s: for how long a server that is busy or cannot be reached is asked again.
@@ -127,63 +119,33 @@ def _called(filesystem: Any, name: str, *arguments: Any, **named: Any) -> Any:
     return fsspec.asyn.sync(filesystem.loop, function, *arguments, timeout=_SILENT_S, **named)
 
 
-class RemoteFile(io.RawIOBase):
-    """A file of a store, for reading at any place; keeps the last block that it asked for.
+class RemoteFile(AbstractBufferedFile):  # type: ignore[misc]
+    """A file of a store, for reading at any place; keeps the last range that it asked for.
 
     Raises MissingTextError when the store fails for good.
     """
 
-    def __init__(self, url: str, num_bytes: int, read_range: Callable[[int, int], bytes], block_bytes: int) -> None:
-        super().__init__()
+    def __init__(self, url: str, num_bytes: int, ahead_bytes: int) -> None:
+        """`ahead_bytes`: read beyond what is asked for."""
+        filesystem, path = _opened(url)
+        super().__init__(filesystem, path, block_size=ahead_bytes, cache_type="readahead", size=num_bytes)
         self._url = url
-        self._num_bytes = num_bytes
-        self._read_range = read_range
-        self._block_bytes = block_bytes
-        self._at = 0
-        self._block = memoryview(b"")
-        self._block_start = 0
+        self._whole = b""
+        """The whole file, if the server knows no ranges: it always sends this."""
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def size(self) -> int:
-        """pyarrow asks for it."""
-        return self._num_bytes
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._num_bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        wanted = min(len(buffer), self._num_bytes - self._at)
-        if wanted <= 0:
-            return 0
-        if not self._block_start <= self._at < self._block_start + len(self._block):
-            self._fetch(max(wanted, self._block_bytes))
-        first = self._at - self._block_start
-        part = self._block[first : first + wanted]
-        buffer[: len(part)] = part
-        self._at += len(part)
-        return len(part)
-
-    def _fetch(self, num_bytes: int) -> None:
-        start, end = self._at, min(self._at + num_bytes, self._num_bytes)
-        data = _tried(self._url, lambda: self._read_range(start, end))
-        if len(data) == self._num_bytes > end - start:  # this server knows no ranges: it always sends the whole file
-            start, end = 0, self._num_bytes
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        if self._whole:
+            return self._whole[start:end]
+        data = _tried(self._url, lambda: bytes(self.fs.cat_file(self.path, start=start, end=end)))
+        if len(data) == self.size > end - start:
+            self._whole = data
+            return data[start:end]
         if len(data) != end - start:
             raise MissingTextError(
                 f"{self._url} cannot be read: {end - start:,} bytes were asked for at {start:,}, and {len(data):,} "
                 "came. The file may have changed; prepare the data again."
             )
-        self._block, self._block_start = memoryview(data), start
+        return data
 
 
 def _opened(url: str) -> tuple[Any, str]:

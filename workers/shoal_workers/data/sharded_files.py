@@ -67,8 +67,8 @@ class ShardedFiles(Dataset[Any]):
             DataError: `decode` cannot be imported.
         """
         entries = [paths] if isinstance(paths, str | Path) else list(paths)
-        wanted = ShardFormat(format) if format is not None else None
-        self._shards = [shard for entry in entries for shard in _shards_of(entry, wanted)]
+        format_of_all = ShardFormat(format) if format is not None else None
+        self._shards = [shard for entry in entries for shard in _shards_of(entry, format_of_all)]
         self._decode = _function(decode) if isinstance(decode, str) else decode
         num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._open: RecentlyUsed[int, Sequence[dict[str, Any]]] = RecentlyUsed(min(most_open, num_files // 4))
@@ -186,8 +186,8 @@ def _of_saved(folder: Path) -> list[_Found]:
             f"{folder} has its rows in another order than its files. Save it again: "
             "dataset.flatten_indices().save_to_disk(...)."
         )
-    shown = state.get("_format_columns") if not state.get("_output_all_columns") else None
-    columns = tuple(shown) if shown is not None else None
+    listed = state.get("_format_columns") if not state.get("_output_all_columns") else None
+    columns = tuple(listed) if listed is not None else None
     return [
         _Found(folder / file_state["filename"], ShardFormat.ARROW, columns=columns)
         for file_state in state.get("_data_files", ())

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from shoal_workers.contract.text_data import TextDataConfig, TextFormat
 from shoal_workers.data.errors import MissingTextError, TextChangedError
-from shoal_workers.data.remote import BLOCK_BYTES, is_url, list_remote, open_remote
+from shoal_workers.data.remote import BLOCK_BYTES, RemoteFile, is_url, list_remote
 
 _STDLIB_SUFFIXES = (".py", ".pyi", ".txt")
 _STDLIB_SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -87,8 +87,8 @@ class SourceFile:
     @contextmanager
     def _open_raw(self) -> Iterator[io.RawIOBase]:
         if is_url(self.location):
-            block_bytes = _SMALL_BLOCK_BYTES if self.format in _SEEKABLE else BLOCK_BYTES
-            with open_remote(self.location, self.num_bytes, block_bytes=block_bytes) as remote:
+            ahead_bytes = 0 if self.format in _SEEKABLE else BLOCK_BYTES - _SMALL_BLOCK_BYTES
+            with RemoteFile(self.location, self.num_bytes, ahead_bytes) as remote:
                 yield remote
             return
         with Path(self.location).open("rb", buffering=0) as file:

@@ -49,20 +49,20 @@ class ByteTokenizer:
     """Tokens that are in no text."""
 
     def encode(self, text: bytes) -> NDArray[Any]:
-        """The tokens of UTF-8 text, in any unsigned integer dtype."""
+        """Return the tokens of UTF-8 text, in any unsigned integer dtype."""
         return np.frombuffer(text, dtype=np.uint8)
 
     def encode_whole(self, text: str, max_tokens: int) -> list[int]:
-        """The tokens of a text between those of `ends`, cut to `max_tokens` with these."""
+        """Return the tokens of a text between those of `ends`, cut to `max_tokens` with these."""
         return [*text.encode()[: max_tokens - 1], BYTE_VOCABULARY - 1]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, for people."""
+        """Return the text of tokens, for people."""
         marks = {BYTE_VOCABULARY - 1: b"<end>", BYTE_VOCABULARY: b"<mask>"}
         return b"".join(marks.get(token) or bytes([token]) for token in tokens).decode(errors="replace")
 
-    def token_of(self, names: Sequence[str]) -> int | None:
-        """The first of these tokens that the vocabulary has."""
+    def find_token(self, names: Sequence[str]) -> int | None:
+        """Return the first of these tokens that the vocabulary has."""
         return None
 
 
@@ -82,10 +82,10 @@ class JsonTokenizer:
         self._truncation_side = getattr(settings, "truncation_side", "right")
         self._splits_marks = bool(getattr(settings, "split_special_tokens", False))
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        by_name = self.token_of(_END_NAMES)
+        by_name = self.find_token(_END_NAMES)
         end = getattr(settings, "eos_token_id", None)
         end = by_name if end is None else end
-        self.end_of_document: int | None = _end_of_config(directory, self.vocab_size) if end is None else end
+        self.end_of_document: int | None = _read_end_token(directory, self.vocab_size) if end is None else end
         changed = (self.end_of_document, self._truncation_side, self._splits_marks) != (by_name, "right", False)
         more = f"-{self.end_of_document}{'-left' * (self._truncation_side == 'left')}{'-split' * self._splits_marks}"
         self.fingerprint = f"{fingerprint}{more}" if changed else fingerprint
@@ -125,15 +125,15 @@ class JsonTokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
-    def token_of(self, names: Sequence[str]) -> int | None:
+    def find_token(self, names: Sequence[str]) -> int | None:
         return next((token_id for name in names if (token_id := self._tokenizer.token_to_id(name)) is not None), None)
 
 
 Tokenizer = ByteTokenizer | JsonTokenizer
 
 
-def _end_of_config(directory: Path | None, vocab_size: int) -> int | None:
-    """The end of a text that the model's config.json names; None if it names none."""
+def _read_end_token(directory: Path | None, vocab_size: int) -> int | None:
+    """Return the token that ends a text, as the model's config.json names it; None if it names none."""
     try:
         stored = json.loads((directory / "config.json").read_bytes())["eos_token_id"] if directory else None
     except (OSError, ValueError, LookupError, TypeError):
@@ -143,7 +143,7 @@ def _end_of_config(directory: Path | None, vocab_size: int) -> int | None:
 
 
 def load_with_transformers(directory: Path) -> Any:
-    """The tokenizer that transformers makes of a directory's files. TokenizerError: it makes none."""
+    """Load a directory's tokenizer with transformers. Raises TokenizerError if that fails."""
     try:
         from transformers import AutoTokenizer  # an optional extra, and slow to import
     except ImportError as error:
@@ -164,7 +164,7 @@ def load_with_transformers(directory: Path) -> Any:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer that `data.tokenizer` names.
+    """Load the tokenizer that `data.tokenizer` names.
 
     Raises:
         TokenizerError: no such file, not a tokenizer, or the package that reads it is not installed.
@@ -213,7 +213,7 @@ class Split(StrEnum):
 @dataclass(frozen=True, slots=True)
 class EncodedText:
     tokens: NDArray[Any]
-    """Returns the tokens in the dtype of the shards, with the end of the document if the vocabulary has one."""
+    """In the dtype of the shards, with the end of the document if the vocabulary has one."""
     split: Split
 
 
@@ -228,7 +228,7 @@ class DocumentEncoder:
     def __init__(self, tokenizer: Tokenizer, validation_fraction: float) -> None:
         self.tokenizer = tokenizer
         self.validation_fraction = validation_fraction
-        self._dtype = token_dtype(tokenizer.vocab_size)
+        self._dtype = choose_token_dtype(tokenizer.vocab_size)
 
     def encode(self, document: Document) -> EncodedText:
         body = self.tokenizer.encode(document.text)
@@ -238,7 +238,7 @@ class DocumentEncoder:
         tokens[: len(body)] = body
         if closes:
             tokens[-1] = end
-        return EncodedText(tokens, split_of(document.text, self.validation_fraction))
+        return EncodedText(tokens, choose_split(document.text, self.validation_fraction))
 
     def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
         """Encode the documents in this process, one after the other."""
@@ -246,19 +246,19 @@ class DocumentEncoder:
             yield EncodedDocument(self.encode(document), document.end)
 
 
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest unsigned integer type that holds every token; little-endian on every machine."""
+def choose_token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the smallest unsigned integer type that holds every token; little-endian on every machine."""
     return np.dtype("<u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def split_of(text: bytes, validation_fraction: float) -> Split:
-    # of the text alone, so that renaming and reordering files move no document to the other split
+def choose_split(text: bytes, validation_fraction: float) -> Split:
+    """Choose by the text alone: renaming and reordering files move no document to the other split."""
     share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
     return Split.VALIDATION if share < validation_fraction else Split.TRAIN
 
 
-def held_back_examples(is_validation: Sequence[bool], has_validation_files: bool) -> NDArray[np.bool_]:
-    """One flag for each example. If a fraction holds back all of a few examples, all are for training instead."""
+def mark_held_back(is_validation: Sequence[bool], has_validation_files: bool) -> NDArray[np.bool_]:
+    """Return a flag for each example. If a fraction holds back all of a few examples, all are for training instead."""
     is_held_back = np.asarray(is_validation, np.bool_)
     return is_held_back & (has_validation_files or not is_held_back.all())
 

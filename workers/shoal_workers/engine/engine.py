@@ -4,8 +4,19 @@
     control thread                    interrupt(g1)  request_yield(g2)  outbox.poll()
 
 There are two threads. The training thread computes and communicates. The control thread only sets the fence, wakes the
-training thread and reads the outbox. What is run is a program (program.py): that of a task, or of a loop of the
-user's own. The engine does not import Ray; actor.py and standalone.py call it.
+training thread and reads the outbox. The engine does not import Ray; actor.py and standalone.py call it.
+
+What is run is a program, `TaskProgram` or `LoopProgram`. It enters a generation, runs it to its end, and keeps what the
+next generation can use again. The engine calls on the training thread:
+
+    prepare(expected_bytes)                     everything that needs no group; idempotent
+    begin(assignment)                           before the group forms: frees what this generation cannot use
+    enter(membership, group) -> GroupEntered    the group is formed; the state is as the assignment says
+    run()                                       until the generation is FINISHED or YIELDED; every other end is raised
+    park()                                      after every end, also if it was never entered; never raises
+
+It classifies whatever is raised there. Any thread may read `shape`: that of the model that was trained last, None if
+none was. `sums_gradients` says if the program needs `Group.gradients`.
 """
 
 from __future__ import annotations
@@ -47,7 +58,6 @@ from shoal_workers.engine.process.exits import GenerationEnd, classify
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import PhaseHook, Position
 from shoal_workers.engine.profiling.profiling import Profiling
-from shoal_workers.engine.program import Program
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.task_collectives import guard_collectives
@@ -79,6 +89,7 @@ class Engine:
         may_change_data: the job's own checkpoints may have been made with other data.
         loop: what `spec.loop` would give to `shoal.run`, if this process has it already.
         is_trial: the loop is not proven: this is a part of the proof.
+        by_axis: see `Group`.
         on_phase: for tests: called on the training thread at each phase entry, with the number of completed steps.
     """
 
@@ -95,8 +106,10 @@ class Engine:
         may_change_data: bool = False,
         loop: Callable[[Run], None] | None = None,
         is_trial: bool = False,
+        by_axis: bool | None = None,
     ) -> None:
         self._outbox = outbox
+        self._by_axis = by_axis
         self._snapshot_store = snapshot_store
         self._device = torch.device("cuda", torch.cuda.current_device()) if spec.worker.gpus else torch.device("cpu")
         self._store = store
@@ -109,7 +122,7 @@ class Engine:
         self._fence = Fence()
         self._lock = threading.Lock()
         self._scope: GenerationScope | None = None
-        self._program: Program
+        self._program: TaskProgram | LoopProgram
         if spec.loop is not None:
             self._program = LoopProgram(
                 spec,
@@ -142,11 +155,6 @@ class Engine:
     def store_port(self) -> int:
         """Port of this worker's own rendezvous store."""
         return self._store.port
-
-    @property
-    def num_store_keys(self) -> int:
-        """Keys in this worker's own rendezvous store: those of one generation at most."""
-        return self._store.num_keys
 
     @property
     def device(self) -> str:
@@ -242,7 +250,7 @@ class Engine:
             scope = self._scope
             if scope is None or scope.generation > generation:
                 return False
-            scope.wake_until_left()
+            scope.interrupt_until_left()
             return True
 
     def request_yield(self, generation: int, *, durable: bool = True) -> None:
@@ -281,6 +289,7 @@ class Engine:
                 check=fence.check,
                 on_connecting=lambda: self._position.enter(Phase.CONNECTING),
                 has_gradients=self._program.sums_gradients,
+                by_axis=self._by_axis,
             )
             self._scope = GenerationScope(assignment.generation, group, self._outbox.log_text)
             self._position.begin(assignment.generation)
@@ -336,17 +345,8 @@ class Engine:
                     generation=assignment.generation,
                     at=time.time(),
                     start_step=self._position.step,
-                    total_steps=entered.total_steps,
                     form_s=form_s,
-                    build_s=entered.build_s,
-                    restore_s=entered.restore_s,
-                    num_parameters=entered.num_parameters,
-                    restored_bytes=entered.restored_bytes,
-                    remote_bytes=entered.remote_bytes,
-                    past=entered.past,
-                    data=entered.data,
-                    data_before=entered.data_before,
-                    proof=entered.proof,
+                    **dict(entered),
                 )
             )
 

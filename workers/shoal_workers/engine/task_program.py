@@ -1,5 +1,5 @@
 """The program that trains a task: imports it, builds its model or takes that of the generation before, restores the
-state, proves the layout, and hands over to the Trainer. Called by the engine, see program.py.
+state, proves the layout, and hands over to the Trainer. Called by the engine, see engine.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ModelShape, ParallelPlan
 from shoal_workers.contract.spec import JobSpec, plan_of
 from shoal_workers.contract.training_settings import with_settings
+from shoal_workers.contract.worker_reports import GroupEntered
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.model.build import build_runtime, shape_of, warm_up
@@ -29,7 +30,6 @@ from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 from shoal_workers.engine.profiling.profiling import Profiling
-from shoal_workers.engine.program import Entered
 from shoal_workers.engine.proof.before_training import proof_of
 from shoal_workers.engine.state.restore import is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
@@ -162,7 +162,7 @@ class TaskProgram:
         if not fits or self._built_lr != self._settings.optimizer.lr:
             self.runtime = None
 
-    def enter(self, membership: Membership, group: Group) -> Entered:
+    def enter(self, membership: Membership, group: Group) -> GroupEntered:
         """Builds or reuses the model, and restores the state: the next thing is a step."""
         assert self._task is not None, "prepare comes first"
         start = time.perf_counter()
@@ -189,7 +189,7 @@ class TaskProgram:
         runtime.state.keeps_restored = not all_restored.frees_source
         if restored.data_change is not None and restored.is_own and not self._may_change_data:
             raise refused_change(restored.data_change, restored.step)
-        return Entered(
+        return GroupEntered(
             total_steps=trainer.total_steps,
             build_s=built - start,
             restore_s=time.perf_counter() - built,

@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import nn
+
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 from shoal_workers.contract.marker import CheckpointName
@@ -30,15 +32,17 @@ from shoal_workers.engine.group.gradient_buckets import clip_factor
 from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
 from shoal_workers.engine.health.replay import Replay
 from shoal_workers.engine.health.replica_check import ReplicaCheck
+from shoal_workers.engine.islands.islands import Islands
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore, step_of_checkpoint
-from shoal_workers.engine.state.saving import Saver
+from shoal_workers.engine.state.saving import Saver, is_save_time
 from shoal_workers.engine.state.snapshots import Snapshots
-from shoal_workers.engine.state.training_state import Extra, Recent
+from shoal_workers.engine.state.training_state import NonTensorState, Recent
 from shoal_workers.engine.step.batches import training_batches
 from shoal_workers.engine.step.first_look import remarks_on_labels, remarks_on_validation
 from shoal_workers.engine.step.generation import Generation
@@ -46,7 +50,6 @@ from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.step.loss_scale import Scaling
 from shoal_workers.engine.step.validation import validation_of
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
-from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 
@@ -64,6 +67,7 @@ class Trainer:
     ) -> None:
         """`gradients`: those of a proof; None means those of the training."""
         spec, task = generation.spec, generation.task
+        is_proof = gradients is not None
         self._generation = generation
         self._runtime = runtime
         self._saver = saver
@@ -72,7 +76,7 @@ class Trainer:
         if gradients is None:
             batches = training_batches(generation)
             gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls, runtime.trained)
-        self._batches = batches = gradients.batches
+        self._batches = gradients.batches
         self._gradients = gradients
         self._validation = validation_of(generation, runtime.update, runtime.assembly, self._gradients.passes)
         self._replay = Replay(generation, self._gradients)
@@ -80,7 +84,7 @@ class Trainer:
         self._non_finite = NonFiniteCheck(generation, self._gradients, self._replicas)
         self._recent = Recent()
         self._scaling = Scaling(spec)
-        self._extra = Extra(runtime.update, spec.seed, task.content_hash, self._recent, self._scaling)
+        self._extra = NonTensorState(runtime.update, spec.seed, task.content_hash, self._recent, self._scaling)
         self._snapshots = Snapshots(
             generation,
             store,
@@ -101,12 +105,15 @@ class Trainer:
         assert spec.stop is not None, "a task has an end"
         self.total_steps = total_steps(
             spec.stop,
-            global_size=spec.batch.global_size,
-            num_samples=batches.num_samples,
+            global_size=spec.samples_per_step,
+            num_samples=self._batches.num_samples,
             tokens_per_sample=self._tokens_per_sample,
         )
         if task.alternation is not None and spec.stop.epochs is not None:
             self.total_steps = task.alternation.num_steps(self.total_steps)
+        self._islands: Islands | None = None
+        if spec.islands is not None and not is_proof:
+            self._islands = Islands(generation, runtime, spec.islands, saver.root, self.total_steps)
 
     def restore(self) -> Restored:
         """Read the state that the assignment names, if any. No collective. Raises as `state.restore.restore`."""
@@ -137,8 +144,8 @@ class Trainer:
         generation = self._generation
         change, late = generation.task.change_weights(generation.spec, recorded, step)
         self._extra.weight_changes = change
-        if late is not None and generation.rank == 0:
-            generation.outbox.log_text(
+        if late is not None:
+            generation.say(
                 f"weights of data.changes take effect at step {late.at_step}, later than planned: the steps before it "
                 "were trained before the workers learned of the change"
             )
@@ -147,9 +154,11 @@ class Trainer:
         """Trains from the position's step on. Returns FINISHED or YIELDED, each with the part that must become durable
         first."""
         self._saved_mono = time.monotonic()
+        if self._islands is not None:
+            self._islands.begin()
         self._snapshots.start()
         for part in self._runtime.assembly.parts:
-            part.train()
+            self._set_training(part)
         number, rank, is_clean = self._generation.number, self._generation.rank, False
         try:
             end = self._train_until_end()
@@ -159,9 +168,22 @@ class Trainer:
             self._profiling.leave(number, rank, is_clean=is_clean)
             self.close()
 
+    def _set_training(self, part: nn.Module) -> None:
+        """Call `train()`, with a remark on what was built in evaluation mode."""
+        evaluating = [name for name, module in part.named_modules() if part.training and not module.training]
+        part.train()
+        names = [name for name in evaluating if part.get_submodule(name).training]
+        if names and self._generation.position.step == 0:
+            self._generation.remarks.add(
+                f"{names[0]!r} was in evaluation mode when build_model() returned, and is in training mode now, as "
+                "after model.train(). If it is to stay in evaluation mode, override train() in the class of the model"
+            )
+
     def close(self) -> None:
         self._replicas.stop()
         self._cpu_wait.close()
+        if self._islands is not None:
+            self._islands.close()
 
     def _train_until_end(self) -> GenerationEnd:
         position = self._generation.position
@@ -260,9 +282,12 @@ class Trainer:
             clock.end()
         compute_s = device_s if device_s is not None else time.perf_counter() - start - (waited_s() - waited)
         requests = replace(
-            self._snapshots.requests(step + 1, saves=self._is_save_time()),
+            self._snapshots.requests(
+                step + 1, saves=is_save_time(generation.assignment, spec.checkpoint.every_s, self._saved_mono)
+            ),
             varies=self._gradients.passes.has_deviated,
-            agrees_on_buffers=self._gradients.buffers.has_met_others,
+            agrees_on_buffers=self._gradients.buffers.has_new_changes,
+            lacks_round=self._islands is None or self._islands.lacks_round(step, self.total_steps - step - 1),
         )
         self._replicas.finish(step)
         copy_s, send_s = self._snapshots.take_costs()
@@ -296,9 +321,9 @@ class Trainer:
             return self._again()
         verdict = verdict.over(weight)
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
-        scaled = self._scaling.update(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
+        has_overflowed = math.isfinite(verdict.loss) and self._scaling.update(is_finite=verdict.is_finite)
         if not verdict.is_finite:
-            if scaled is not None and not scaled.is_hopeless:
+            if has_overflowed:
                 self._skip(verdict)
             else:
                 if weight:
@@ -314,8 +339,13 @@ class Trainer:
         gradients.scale(1 / (scale * weight))
         gradients.scale(clip_factor(verdict.grad_norm, spec.optimizer.clip_norm))
         seed_everything(randomness_seed(spec.seed, step, spec.batch.num_micro_batches))  # on all ranks alike
+        if self._islands is not None:
+            lands = not verdict.requests.lacks_round
+            self._islands.begin_update(step, self.total_steps - step - 1, verdict.loss, lands=lands)
         with generation.user_code:
             self._runtime.state.step(lr_factor(spec.schedule, step, self.total_steps))
+        if self._islands is not None:
+            self._islands.end_update()
         generation.position.reach(step + 1)
         return verdict
 
@@ -353,36 +383,24 @@ class Trainer:
         generation = self._generation
         self._gradients.forget()
         generation.position.reach(generation.position.step + 1)
-        if generation.rank == 0:
-            generation.outbox.report(
-                StepSkipped(
-                    generation=generation.number,
-                    step=generation.position.step,
-                    at=time.time(),
-                    loss=finite(verdict.loss) if verdict else None,
-                    grad_norm=finite(verdict.grad_norm) if verdict else None,
-                    ranks=not_finite_ranks(verdict) if verdict else (),
-                )
+        if self._islands is not None:
+            self._islands.skip_update(self.total_steps - generation.position.step)
+        generation.report(
+            StepSkipped(
+                generation=generation.number,
+                step=generation.position.step,
+                at=time.time(),
+                loss=finite(verdict.loss) if verdict else None,
+                grad_norm=finite(verdict.grad_norm) if verdict else None,
+                ranks=not_finite_ranks(verdict) if verdict else (),
             )
-
-    def _is_save_time(self) -> bool:
-        """Rank 0's clock decides for all ranks."""
-        every_s = self._generation.spec.checkpoint.every_s
-        is_timed = every_s is not None and self._generation.rank == 0
-        return is_timed and time.monotonic() - self._saved_mono >= (every_s or 0)
+        )
 
     def _report(self, verdict: Verdict, step_s: float) -> None:
         """All ranks keep the report, rank 0 sends it."""
         generation = self._generation
-        report = self._step_report(generation.position.step, verdict, step_s)
-        self._validating_s = 0.0
-        self._recent.add(report)
-        if generation.rank == 0:
-            generation.outbox.report(report)
-
-    def _step_report(self, step: int, verdict: Verdict, step_s: float) -> StepReport:
-        generation, spec = self._generation, self._generation.spec
-        return StepReport(
+        spec, step = generation.spec, generation.position.step
+        report = StepReport(
             generation=generation.number,
             step=step,
             at=time.time(),
@@ -399,6 +417,9 @@ class Trainer:
             validating_s=self._validating_s,
             metrics=self._gradients.metrics(verdict.metrics),
         )
+        self._validating_s = 0.0
+        self._recent.add(report)
+        generation.report(report)
 
     def _validate(self) -> bool:
         """Return whether the checkpoint of this step is one of those to keep for its validation. Equal on all ranks."""
@@ -411,10 +432,9 @@ class Trainer:
         self._validating_s += time.perf_counter() - start
         generation.check()
         rule, keep = generation.spec.validation, generation.spec.checkpoint.keep_best
-        if generation.rank == 0:
-            generation.outbox.report(report)
-            for text in remarks_on_validation(report, rule.metric) if self._standing is None else ():
-                generation.outbox.log_text(text)
+        generation.report(report)
+        for text in remarks_on_validation(report, rule.metric) if self._standing is None else ():
+            generation.say(text)
         self._standing = judge(self._standing, rule, keep, step=step, loss=report.loss, metrics=report.metrics)
         return step in self._standing.kept_steps
 

@@ -16,8 +16,8 @@ from shoal_workers.forkserver.launch import PRELOAD as PRELOAD
 
 
 def py_executable(*, fork: bool, if_warm: bool = False) -> str | None:
-    """The command for Ray's runtime environment. `if_warm`: while the fork server still imports, it is not waited for,
-    and an interpreter is started. None if a path contains characters that a shell interprets.
+    """Return the command for Ray's runtime environment. `if_warm`: while the fork server still imports, it is not
+    waited for, and an interpreter is started. None if a path contains characters that a shell interprets.
 
     A node without this interpreter starts the `python3` on its path.
     """
@@ -30,7 +30,7 @@ def py_executable(*, fork: bool, if_warm: bool = False) -> str | None:
 
 
 def preload(module: str, package: Path) -> str:
-    """The value of the environment variable PRELOAD with which the fork server also imports `module`, which is in the
-    folder `package`. It changes with the package's files."""
+    """Return the value of the environment variable PRELOAD with which the fork server also imports `module`, which is
+    in the folder `package`. It changes with the package's files."""
     newest, count = code_version(str(package))
     return f"{module} {newest}-{count} {package.parent}"

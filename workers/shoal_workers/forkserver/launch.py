@@ -89,8 +89,8 @@ def main() -> None:
 
 
 def fork_elsewhere(argv: list[str], *, if_warm: bool = False) -> int:
-    """The pid of a process that runs `argv` with the streams, environment and directory of this one; 0: it failed, or
-    `if_warm` is set and the server still imports."""
+    """Return the pid of a process that runs `argv` with the streams, environment and directory of this one; 0: it
+    failed, or `if_warm` is set and the server still imports."""
     address = address_of(argv)
     if not address:
         return 0
@@ -101,8 +101,8 @@ def fork_elsewhere(argv: list[str], *, if_warm: bool = False) -> int:
 
 
 def fork_from(server: str, argv: list[str], streams: tuple[int, int, int]) -> int:
-    """The pid of a process that the running server at this address has forked for `argv`, with the environment and
-    directory of this process. Never starts a server.
+    """Return the pid of a process that the running server at this address has forked for `argv`, with the environment
+    and directory of this process. Never starts a server.
 
     Raises:
         OSError: there is no server, or it forks no process.
@@ -125,7 +125,8 @@ def fork_over(connection: socket.socket, argv: list[str], streams: tuple[int, in
 
 
 def address_of(argv: list[str]) -> str:
-    """The socket of the server for this node, this code and these library settings; empty: the raylet is not known."""
+    """Return the socket of the server for this node, this code and these library settings; empty: the raylet is not
+    known."""
     raylet = next((argument[len(_RAYLET_SOCKET) :] for argument in argv if argument.startswith(_RAYLET_SOCKET)), "")
     settings = sorted(item for item in os.environ.items() if item[0].startswith(READ_WHEN_LOADED))
     kind = hashlib.sha256(repr((sys.executable, code_version(), settings)).encode()).hexdigest()[:8]
@@ -179,7 +180,7 @@ def is_of_this_user(connection: socket.socket) -> bool:
 
 
 def start_server(address: str) -> None:
-    """Starts the server with a socket that already listens, so clients wait until it has imported everything."""
+    """Start the server with a socket that already listens, so clients wait until it has imported everything."""
     for left in (address, warm_marker(address)):  # by a server that died
         with suppress(FileNotFoundError):
             os.unlink(left)  # noqa: PTH108
@@ -206,7 +207,7 @@ def start_server(address: str) -> None:
 
 
 def wait_for(pid: int) -> None:
-    """Waits until that process has ended. SIGTERM to this process is passed on to it."""
+    """Wait until that process has ended. SIGTERM to this process is passed on to it."""
     with suppress(ProcessLookupError):
         signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
         process = os.pidfd_open(pid)

@@ -42,7 +42,7 @@ def end_orphans(workers: Collection[int] = ()) -> bool:
 
 
 def below_guardian() -> None:
-    """Returns in a new process. This one waits for it, ends what it has left, and exits with its status. Call it while
+    """Return in a new process. This one waits for it, ends what it has left, and exits with its status. Call it while
     the process has one thread.
 
     The children that this process has already are not left by the new one: the fork server is one of them if this was
@@ -71,7 +71,7 @@ def children() -> set[int]:
 
 
 def parents() -> dict[int, int]:
-    """The parent of each process of this machine, by pid."""
+    """Return the parent of each process of this machine, by pid."""
     parents_by_pid = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib takes longer to import)
         if name.isdigit():

@@ -94,7 +94,7 @@ def _preload(value: str) -> None:
 
 
 def _serve(listener: socket.socket, raylet_pid: int, children: dict[int, int], recorder: Recorder) -> Request | None:
-    """Returns in every forked process, with its request; in the server itself it returns None at its end."""
+    """Return in every forked process, with its request; in the server itself it returns None at its end."""
     try:
         raylet = os.pidfd_open(raylet_pid)
     except ProcessLookupError:
@@ -144,7 +144,7 @@ def _serve(listener: socket.socket, raylet_pid: int, children: dict[int, int], r
 
 
 def _wait_for_last(children: dict[int, int], recorder: Recorder) -> None:
-    """Waits until no worker and nothing that one has left is there any more, at most for `_LAST_WAIT_S`."""
+    """Wait until no worker and nothing that one has left is there any more, at most for `_LAST_WAIT_S`."""
     deadline_mono = time.monotonic() + _LAST_WAIT_S
     poll = select.poll()
     for child in children:
@@ -171,7 +171,7 @@ def _fork(connection: socket.socket, request: Request) -> int | None:
 
 
 def _has_hung_up(connection: socket.socket) -> bool:
-    """Returns whether the client has gone; without it a process would register with a raylet that does not expect
+    """Return whether the client has gone; without it a process would register with a raylet that does not expect
     it."""
     poll = select.poll()
     poll.register(connection, 0)
@@ -179,7 +179,7 @@ def _has_hung_up(connection: socket.socket) -> bool:
 
 
 def _become(request: Request, address: str) -> None:
-    """Runs in the forked process: sets up what a new interpreter with these arguments would have, and runs the
+    """Run in the forked process: set up what a new interpreter with these arguments would have, and run the
     script. A process that is no worker of Ray's, as the guardian of a script, gets no thread."""
     os.setpgid(0, 0)
     adopt_orphans()
@@ -238,7 +238,7 @@ class Clients:
         return self.waiting.pop(number)[0]
 
     def overdue(self, now: float) -> list[int]:
-        """Returns the connections to close."""
+        """Return the connections to close."""
         num_surplus = len(self.waiting) - MAX_WAITING
         waiting = enumerate(self.waiting.items())
         return [number for i, (number, (_, since)) in waiting if i < num_surplus or now - since >= _REQUEST_S]
@@ -255,7 +255,7 @@ class Clients:
 
 
 def receive(connection: socket.socket) -> Request | None:
-    """Returns None if the client has gone, is of another user, or has sent something else than a request."""
+    """Return None if the client has gone, is of another user, or has sent something else than a request."""
     if not is_of_this_user(connection):
         return None
     try:

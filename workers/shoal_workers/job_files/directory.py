@@ -191,7 +191,8 @@ def enter(directory: Path, before: Path, variables: Iterable[str] = ("PYTHONPATH
 
 
 def _writable(base: Path) -> Path:
-    """The directory of jobs: `base`, or a private one below the directory of temporary files if that is read-only."""
+    """Return the directory of jobs: `base`, or a private one below the directory of temporary files if that is
+    read-only."""
     for folder in (base, Path(tempfile.gettempdir()) / f"shoal-jobs-{os.getuid()}"):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -43,6 +43,7 @@ from shoal_workers.contract.outputs import (
     matcher,
     merged,
 )
+from shoal_workers.descriptors import close_after
 from shoal_workers.job_files.directory import DirectoryState, JobDirectory, Stamp, stamp_of
 
 Note = Callable[[str], None]
@@ -170,7 +171,7 @@ class Outputs:
     def _stored(
         self, place: Directory, name: str, stamp: Stamp, known: OutputFile | None, pieces: _Pieces, *, is_last: bool
     ) -> OutputFile | None:
-        """The file as it is stored, now or before; None if it cannot be stored yet. FileNotFoundError if it has
+        """Return the file as it is stored, now or before; None if it cannot be stored yet. FileNotFoundError if it has
         gone."""
         if known is not None and (known.bytes, known.modified_ns) == stamp:
             return known
@@ -202,7 +203,7 @@ class Outputs:
 
 
 def read_manifests(storage: Directory, nodes: Iterable[int] | None = None) -> dict[int, OutputManifest]:
-    """The manifests in a job's folder of outputs by number of the node; those that cannot be read are left out.
+    """Return the manifests in a job's folder of outputs by number of the node; those that cannot be read are left out.
 
     Args:
         nodes: to read; None means all.
@@ -221,7 +222,7 @@ def read_manifests(storage: Directory, nodes: Iterable[int] | None = None) -> di
 
 
 def regular_files(top: Path) -> Iterator[tuple[str, Stamp]]:
-    """The regular files below a directory in which outputs are looked for; no link is followed."""
+    """Yield the regular files below a directory in which outputs are looked for; no link is followed."""
     for folder, subfolders, names, here in os.fwalk(top, follow_symlinks=False):
         below = Path(folder).relative_to(top)
         # What lies below a name that is too long cannot be kept, however deep it goes.
@@ -295,12 +296,10 @@ def _opened(top: Path, name: str) -> Iterator[int]:
             descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
         except OSError as error:
             raise FileNotFoundError(error.errno, error.strerror, name) from None
-    try:
+    with close_after(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise FileNotFoundError(errno.ENOENT, "is no regular file", name)
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(slots=True)

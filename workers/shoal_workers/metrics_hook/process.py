@@ -32,7 +32,7 @@ _PROGRAM = "shoal_workers.metrics_hook.program"
 
 
 def job_of(job_id: str, spec: JobSpec) -> HookJob:
-    """The job, as its hook gets it."""
+    """Return the job, as its hook gets it."""
     settings = spec.model_dump(mode="json", exclude={"secrets", "webhooks"})
     return HookJob(
         id=job_id, name=spec.name, project=spec.project, user=spec.user, labels=dict(spec.labels), settings=settings
@@ -77,7 +77,7 @@ class HookProcess:
         self._thread: threading.Thread | None = None
 
     def forward(self, batch: MetricsBatch, life: int) -> MetricsProgress:
-        """Adds points, and says how far the hook is. Each life of a supervisor counts its points anew."""
+        """Add points, and say how far the hook is. Each incarnation of a supervisor counts its points anew."""
         with self._changed:
             if life != self._life:
                 self._life, self._received = life, 0
@@ -180,7 +180,7 @@ class _Child:
         self._process.kill()
 
     def ask(self, request: dict[str, Any]) -> None:
-        """Returns when it is done. Raises HookFailed."""
+        """Return when it is done. Raises HookFailed."""
         with contextlib.suppress(ConnectionError):  # its answer says why it has ended
             self._pipe.send_bytes(json.dumps(request).encode())
         if not self._pipe.poll(self._answer_s):
@@ -193,7 +193,7 @@ class _Child:
             raise HookFailed(str(answer["error"]))
 
     def end(self) -> None:
-        """Returns when the process has ended; what it has printed is said by then, unless a child of it prints on."""
+        """Return when the process has ended; what it has printed is said by then, unless a child of it prints on."""
         self._process.kill()
         self._process.wait()
         self._printing.join(_LAST_WORDS_S)

@@ -75,7 +75,7 @@ def _log(hook: Hook, new_values: NewValues, points: list[MetricPoint]) -> None:
 
 
 def _read(pipe: Connection, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Runs on a thread of its own, so that the end of the connection also ends a hook that hangs."""
+    """Run on a thread of its own, so that the end of the connection also ends a hook that hangs."""
     with suppress(EOFError, ConnectionError):
         while True:
             requests.put(json.loads(pipe.recv_bytes()))
@@ -107,7 +107,7 @@ class Hook(Protocol):
 
 
 def load_hook(path: str) -> Hook:
-    """Makes the hook that `module:Name` names."""
+    """Make the hook that `module:Name` names."""
     module, _, name = path.partition(":")
     hook: Hook = getattr(importlib.import_module(module), name)()
     return hook
@@ -122,7 +122,7 @@ class NewValues:
         self._last_steps = dict(last_steps or {})
 
     def of(self, point: MetricPoint) -> dict[str, float]:
-        """The values that are not logged yet. They count as logged from now on."""
+        """Return the values that are not logged yet. They count as logged from now on."""
         new = {name: value for name, value in point.values.items() if point.step > self._last_steps.get(name, -1)}
         self._last_steps.update(dict.fromkeys(new, point.step))
         return new

@@ -117,5 +117,6 @@ class WandbHook:
 
 
 def _axis(name: str) -> str:
-    """The metric that has the last step of this one: a validation is logged after the step that it belongs to."""
+    """Return the metric that has the last step of this one: a validation is logged after the step that it belongs
+    to."""
     return _VAL_STEP if name.startswith("val_") else _STEP

@@ -21,7 +21,7 @@ _IMPORTED = ray.data
 
 
 def run(script: Callable[[], None]) -> None:
-    """Returns when the script of rank 0 has ended well; what it raises is raised. `script` runs it as `__main__`."""
+    """Return when the script of rank 0 has ended well; what it raises is raised. `script` runs it as `__main__`."""
     group = Group(os.environ)
     if group.rank:
         follow(group)

@@ -36,13 +36,13 @@ class Group:
         self._number_of_call = 0
 
     def store_of(self, number: int) -> PrefixStore:
-        """The store of the process groups of the n-th `fit()`. In one store, a second process group would find the
-        addresses of the first."""
+        """Return the store of the process groups of the n-th `fit()`. In one store, a second process group would find
+        the addresses of the first."""
         return PrefixStore(f"fit/{number}", self._store)
 
     def announce(self, name: str, value: bytes) -> None:
-        """Rank 0: `awaited(name)` returns this everywhere."""
-        self._set(name, value)
+        """Let `awaited(name)` return this on every rank. Called on one rank."""
+        self._store.set(name, value)  # type: ignore[arg-type]  # bytes are accepted, and come back as they are
 
     def awaited(self, name: str) -> bytes:
         self._store.wait([name], _FOREVER)
@@ -52,13 +52,13 @@ class Group:
         """A barrier: rank 0 decides, from the values of all ranks in their order, what is returned on every rank."""
         self._number_of_call += 1
         call = f"call/{self._number_of_call}"
-        self._set(f"{call}/{self.rank}", value)
+        self.announce(f"{call}/{self.rank}", value)
         if self.rank == 0:
             names = [f"{call}/{rank}" for rank in range(self.world_size)]
             self._store.wait(names, _FOREVER)
             values = [bytes(self._store.get(name)) for name in names]
             _check_that_all_leave(values)
-            self._set(call, decide(values))
+            self.announce(call, decide(values))
             # Every rank has come, so each has read the answer before.
             for name in [*names, f"call/{self._number_of_call - 1}"]:
                 self._store.delete_key(name)
@@ -67,9 +67,6 @@ class Group:
     def leave(self) -> None:
         """Wait for all ranks after the training function: nobody leaves while others are in a collective."""
         self.exchange(_LEAVES, lambda _: _LEAVES)
-
-    def _set(self, name: str, value: bytes) -> None:
-        self._store.set(name, value)  # type: ignore[arg-type]  # bytes are accepted, and come back as they are
 
 
 def _check_that_all_leave(values: Sequence[bytes]) -> None:

@@ -6,14 +6,20 @@
 
 Every rank copies its files; when all have, rank 0 writes the list, and then deletes what is kept no longer. So a
 checkpoint is complete or absent, whenever a process dies. What a group has left unfinished, the next one deletes.
+
+The list says which checkpoints exist, which are kept, and what each was reported with. Its file is the one that Ray
+Train V2 keeps in the directory of a run, so `ray.train.Result.from_path` reads a run of Shoal's, and Ray Train and
+Shoal go on with each other's runs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +27,9 @@ import pyarrow.fs as arrow
 from ray.train import Checkpoint
 
 from shoal_workers.checkpoint.storage import open_directory
+from shoal_workers.descriptors import sync_path
 from shoal_workers.ray_internals import TRAIN_MARKER, TRAIN_SNAPSHOT
-from shoal_workers.ray_train.manifest import Manifest
-from shoal_workers.ray_train.row_assignment import Ranges
+from shoal_workers.ray_train.shards import Ranges
 
 _POSITIONS = "shoal_positions.json"
 _UNFINISHED = re.compile(r"checkpoint_\d{6}-g\d+")
@@ -72,7 +78,7 @@ class RunDirectory:
         return Checkpoint(f"{self.path}/{name}", filesystem=self.filesystem)
 
     def name_of(self, checkpoint: Checkpoint) -> str | None:
-        """The name of a checkpoint that lies in this directory already; None if it does not."""
+        """Return the name of a checkpoint that lies in this directory already; None if it does not."""
         inside = checkpoint.path.rstrip("/").removeprefix(f"{self.path}/")
         same = checkpoint.filesystem.equals(self.filesystem)
         return inside if same and inside != checkpoint.path.rstrip("/") and inside else None
@@ -126,16 +132,8 @@ class RunDirectory:
         if isinstance(self.filesystem, arrow.LocalFileSystem):
             for parent, _, names in os.walk(folder):
                 for name in names:
-                    _synced(Path(parent, name))
-                _synced(Path(parent))
-
-
-def _synced(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+                    sync_path(Path(parent, name))
+                sync_path(Path(parent))
 
 
 class Runs:
@@ -160,3 +158,107 @@ class Runs:
             self._own._write(file, text)
         document: dict[str, Any] = json.loads(text)
         return document
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One checkpoint."""
+
+    name: str
+    """Name of its directory, in that of the run."""
+    metrics: Mapping[str, Any]
+    index: int
+    """Number of reports before it, since the run began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What `ray.train.CheckpointConfig` says."""
+
+    num_to_keep: int | None = None
+    attribute: str | None = None
+    order: str = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The worst checkpoint first, or the oldest if they have no score."""
+
+    kept: tuple[Kept, ...] = ()
+    latest: str | None = None
+    next_index: int = 0
+
+    @property
+    def newest(self) -> Kept | None:
+        return next((checkpoint for checkpoint in self.kept if checkpoint.name == self.latest), None)
+
+    def with_report(
+        self, retention: Retention, name: str | None, metrics: Mapping[str, Any]
+    ) -> tuple[Manifest, list[str]]:
+        """Return the list after a report, and the names of checkpoints that are kept no longer. `name`: None without a
+        checkpoint.
+
+        The newest is kept whatever its score, as in Ray Train: training goes on from it.
+        """
+        later = replace(self, next_index=self.next_index + 1)
+        if name is None:
+            return later, []
+        others = [checkpoint for checkpoint in self.kept if checkpoint.name != name]
+        added = Kept(name, metrics, self.next_index)
+        ordered = sorted([*others, added], key=lambda checkpoint: (_score(checkpoint, retention), checkpoint.index))
+        too_many = len(ordered) - (retention.num_to_keep or len(ordered))
+        dropped = [checkpoint.name for checkpoint in ordered[: max(0, too_many)] if checkpoint.name != name]
+        kept = tuple(checkpoint for checkpoint in ordered if checkpoint.name not in dropped)
+        return replace(later, kept=kept, latest=name), dropped
+
+    def to_text(self, ray_version: str) -> str:
+        results = {
+            checkpoint.name: {"version": 0, "checkpoint_dir_name": checkpoint.name, "metrics": checkpoint.metrics}
+            for checkpoint in self.kept
+        }
+        document = {
+            "ray_version": ray_version,
+            "checkpoint_results": [*results.values()],
+            "checkpoint_report_indices": [checkpoint.index for checkpoint in self.kept],
+            "latest_checkpoint_result": results.get(self.latest or ""),
+            "pending_training_results": [],
+            "pending_validation_specs": [],
+            "current_report_index": self.next_index,
+            "validated_checkpoint_dir_names": [],
+            "timed_out_validation_checkpoint_dir_names": [],
+            "failed_validation_checkpoint_dir_names": [],
+        }
+        return json.dumps(document, default=plain)
+
+    @staticmethod
+    def from_text(text: str) -> Manifest:
+        document = json.loads(text)
+        results = document["checkpoint_results"]
+        indices = document.get("checkpoint_report_indices") or range(len(results))
+        latest = document.get("latest_checkpoint_result") or {}
+        return Manifest(
+            tuple(
+                Kept(result["checkpoint_dir_name"], result["metrics"], index)
+                for result, index in zip(results, indices, strict=True)
+            ),
+            latest.get("checkpoint_dir_name"),
+            document.get("current_report_index", len(results)),
+        )
+
+
+def _score(checkpoint: Kept, retention: Retention) -> tuple[bool, float]:
+    """What is no number, or missing, is worse than any number."""
+    if retention.attribute is None:
+        return True, 0.0
+    value: Any = checkpoint.metrics
+    for part in [retention.attribute] if retention.attribute in checkpoint.metrics else retention.attribute.split("/"):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if not isinstance(value, (int, float)) or math.isnan(value):
+        return False, 0.0
+    return True, float(value) if retention.order == "max" else -float(value)
+
+
+def plain(value: Any) -> Any:
+    """A value of a metric that JSON has no form for: numpy's numbers, and arrays; else its text."""
+    convert = getattr(value, "tolist", None)
+    return convert() if callable(convert) else str(value)

@@ -85,7 +85,7 @@ class GuardianClient:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Returns when nothing of it is left, or after 10 s. Idempotent."""
+        """Return when nothing of it is left, or after 10 s. Idempotent."""
         if self._pidfd < 0:
             return
         self.link.close()

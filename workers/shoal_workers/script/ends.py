@@ -75,7 +75,7 @@ class Ended:
 
 
 def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:
-    """The end of a script that was not ordered.
+    """Return the end of a script that was not ordered.
 
     Args:
         script: its name, as users know it.
@@ -98,7 +98,8 @@ def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorRepor
 
 
 def killed(ended: Ended, script: str, *, out_of_memory: bool) -> ErrorReport:
-    """The report about a process that was killed by a signal other than that of a crash. Who has sent it is not known.
+    """Return the report about a process that was killed by a signal other than that of a crash. Who has sent it is not
+    known.
 
     Args:
         out_of_memory: the kernel has killed a process for lack of memory meanwhile.
@@ -127,7 +128,8 @@ def _of_signal(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorR
 
 
 def _recorded(file: Any, folder: str) -> tuple[str, str]:
-    """The message in an error file of torch.distributed.elastic and the script's line; empty if there is none."""
+    """Return the message in an error file of torch.distributed.elastic and the script's line; empty if there is
+    none."""
     message = file.get("message") if isinstance(file, dict) else None
     stack = ""
     if isinstance(message, dict):
@@ -138,8 +140,8 @@ def _recorded(file: Any, folder: str) -> tuple[str, str]:
 
 
 def _line_of_stack(printed: str, folder: str) -> str:
-    """The line of the script in what faulthandler has printed. The current thread counts, and then the main thread,
-    which is the last; empty if the script is on neither stack."""
+    """Return the line of the script in what faulthandler has printed. The current thread counts, and then the main
+    thread, which is the last; empty if the script is on neither stack."""
     threads = re.split(r"^(?:Current t|T)hread ", printed, flags=re.MULTILINE)[1:]
     current = [text for text in threads if f"\nCurrent thread {text}" in f"\n{printed}"]
     for text in (*current, *threads[-1:]):

@@ -12,12 +12,10 @@ the runner when all ranks have published their place.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
-from shoal_workers.contract import Assignment, JobSpec, Launcher, MediaRanks
+from shoal_workers.contract import Assignment, Frozen, JobSpec, Launcher, MediaRanks
+from shoal_workers.contract.media import MediaSpec
 
 HOOK = "SHOAL_HOOK"
 """Address of the socket to which the package `shoal` sends what the script logs."""
@@ -41,8 +39,7 @@ _ACCELERATE = {
 """What `accelerate launch` sets without a configuration file. `code.env` may set others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Frozen):
     """What a rank publishes to the others before its script begins."""
 
     node_id: str
@@ -51,16 +48,8 @@ class Place:
     store_port: int = 0
     """Port of the store for the scripts; 0: this is not rank 0."""
 
-    def to_text(self) -> str:
-        return json.dumps(asdict(self))
 
-    @staticmethod
-    def from_text(text: str) -> Place:
-        return Place(**json.loads(text))
-
-
-@dataclass(frozen=True, slots=True)
-class MediaTarget:
+class MediaTarget(Frozen):
     """Where a script's process writes what it logs besides numbers, and as whom."""
 
     root: str
@@ -68,25 +57,21 @@ class MediaTarget:
     attempt: int
     generation: int
     rank: int
-    settings: dict[str, Any]
+    settings: MediaSpec
     """`media` of the spec."""
 
     @staticmethod
     def of(spec: JobSpec, assignment: Assignment, root: str) -> MediaTarget | None:
         """None if this rank's are not kept."""
-        settings = spec.media
-        if not settings.enabled or (assignment.rank and settings.ranks is not MediaRanks.ALL):
+        if not spec.media.enabled or (assignment.rank and spec.media.ranks is not MediaRanks.ALL):
             return None
         return MediaTarget(
-            root, assignment.attempt, assignment.generation, assignment.rank, settings.model_dump(mode="json")
+            root=root,
+            attempt=assignment.attempt,
+            generation=assignment.generation,
+            rank=assignment.rank,
+            settings=spec.media,
         )
-
-    def to_text(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_text(text: str) -> MediaTarget:
-        return MediaTarget(**json.loads(text))
 
 
 def environment_of(
@@ -100,7 +85,7 @@ def environment_of(
     interface: str | None,
     ray_address: str = "",
 ) -> dict[str, str]:
-    """The whole environment of this rank's process.
+    """Return the whole environment of this rank's process.
 
     Args:
         own: that of the worker, with the variables and secrets of the spec.
@@ -114,7 +99,7 @@ def environment_of(
         del environment[BREAKPOINT]
     environment |= {CHECKPOINT_DIR: checkpoint_dir, HOOK: hook}
     if (target := MediaTarget.of(spec, assignment, checkpoint_dir)) is not None:
-        environment[MEDIA] = target.to_text()
+        environment[MEDIA] = target.model_dump_json()
     environment.setdefault("OMP_NUM_THREADS", str(max(1, int(spec.worker.cpus))))
     if interface is not None:
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)

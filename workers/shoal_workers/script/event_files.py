@@ -108,7 +108,7 @@ class EventFiles:
                             self._offsets.setdefault(os.path.realpath(entry.path), 0)
 
     def _read(self, path: str) -> bool:
-        """Adds what was written to the file since the last look. Returns whether there was something, or has begun."""
+        """Add what was written to the file since the last look. Return whether there was something, or has begun."""
         try:
             with Path(path).open("rb") as file:
                 head = file.read(_HEAD_BYTES)
@@ -147,8 +147,8 @@ def _record_bytes(data: bytes) -> int:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """The whole records at the beginning of the data, and where each ends. Their sums are not checked: a record is read
-    when its last byte is there."""
+    """Yield the whole records at the beginning of the data, and where each ends. Their sums are not checked: a record
+    is read when its last byte is there."""
     begin = 0
     while len(data) - begin >= _HEADER.size:
         (length, _) = _HEADER.unpack_from(data, begin)
@@ -160,7 +160,7 @@ def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _parsed(record: bytes) -> Any:
-    """The event; None if it is none that can be read."""
+    """Return the event; None if it is none that can be read."""
     try:
         from tensorboardX.proto.event_pb2 import Event  # a dependency of Ray Train; imported if a file is found
 

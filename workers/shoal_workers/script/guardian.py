@@ -57,7 +57,7 @@ PLAIN = "--plain"
 """Argument of a guardian that imports nothing of its scripts."""
 WARM_IMPORTS = "SHOAL_WARM_IMPORTS"
 """Variable that a job may set to 0 in `code.env`, for a library that does not bear to be forked after its import."""
-_MAX_LAST_WORDS = 16 << 10
+_MAX_STDERR_BYTES = 16 << 10
 _DOOR = "--door="
 """Argument: a module that every script of the job needs."""
 _NO_THREAD_OF_ARROW = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
@@ -67,7 +67,7 @@ _WARM = ("torch", "torch._dynamo")
 
 
 def main() -> None:
-    """Returns at the end of each script, in its process."""
+    """Return at the end of each script, in its process."""
     with Connection(os.dup(0)) as link:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
@@ -130,7 +130,7 @@ class Guardian:
         self._script: Script | None = None
 
     def serve(self) -> program.Task | None:
-        """Returns in the process of each script, with what it runs; in the guardian itself it returns None, at its
+        """Return in the process of each script, with what it runs; in the guardian itself it returns None, at its
         end."""
         self._send({"ready": True})
         while True:
@@ -164,7 +164,7 @@ class Guardian:
         return order
 
     def _fork(self, task: program.Task) -> program.Task | None:
-        """Returns the task in the new process, and None in the guardian."""
+        """Return the task in the new process, and None in the guardian."""
         own_pid = os.getpid()
         report, error_file = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("report", "error-file"))
         imports = Imports()
@@ -250,21 +250,21 @@ def _ended(script: Script) -> dict[str, Any]:
         "signal": killed,
         "raised": _content(script.report),
         "recorded": _content(script.error_file),
-        "printed": _last_words(script.stderr_size) if killed is not None else "",
+        "printed": _read_end_of_stderr(script.stderr_size) if killed is not None else "",
     }
 
 
-def _last_words(begin: int) -> str:
-    """The end of the standard error since `begin`, if that is a file, as in a worker."""
+def _read_end_of_stderr(begin: int) -> str:
+    """Return the end of the standard error since `begin`, if that is a file, as in a worker."""
     with suppress(OSError):
         size = os.fstat(2).st_size
-        first = max(begin, size - _MAX_LAST_WORDS)
+        first = max(begin, size - _MAX_STDERR_BYTES)
         return os.pread(2, max(0, size - first), first).decode(errors="replace")
     return ""
 
 
 def _content(file: int) -> Any:
-    """Returns None if the file is empty, or the script has written something else than JSON."""
+    """Return None if the file is empty, or the script has written something else than JSON."""
     with suppress(ValueError):
         return json.loads(os.pread(file, os.fstat(file).st_size, 0))
     return None

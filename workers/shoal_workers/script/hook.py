@@ -49,7 +49,7 @@ class HookSocket:
         self.listener.listen(_BACKLOG)
 
     def accept(self) -> socket.socket | None:
-        """Returns None if nobody waits, or the process is of another user."""
+        """Return None if nobody waits, or the process is of another user."""
         try:
             connection, _ = self.listener.accept()
         except OSError:
@@ -65,7 +65,8 @@ class HookSocket:
 
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
-    """The next message; {} if there is none now or it is none of the package's, None at the end of the connection."""
+    """Return the next message; {} if there is none now or it is none of the package's, None at the end of the
+    connection."""
     try:
         data = connection.recv(_LARGEST_MESSAGE)
     except BlockingIOError:
@@ -102,7 +103,7 @@ class LoggedSteps:
         self._source = _HOOK
 
     def report_of(self, message: dict[str, Any], source: str = _HOOK) -> StepReport | ValidationReport | None:
-        """Returns None for a step that was reported before, unless the message is its validation, and for a message
+        """Return None for a step that was reported before, unless the message is its validation, and for a message
         that is none. `source`: what the job's log calls where the message is from."""
         self._source = source
         step, at = message.get("step"), message.get("at")

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from multiprocessing.util import Finalize
 from typing import Any
 
-from shoal_workers.contract.media import MediaSpec
 from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.script.environment import HOOK, MEDIA, MediaTarget
 
@@ -27,7 +26,7 @@ _AT_END_S = 10.0
 
 
 def log_media(step: int, media: Mapping[str, Any]) -> None:
-    """Keeps copies of these values for `step`. On the thread that trains; waits for nothing.
+    """Keep copies of these values for `step`. Called on the thread that trains; it waits for nothing.
 
     Raises:
         ValueError, TypeError: a name or a value cannot be logged. OSError: another process of this rank logs media.
@@ -47,8 +46,8 @@ class _Own:
     def recorder(self) -> Recorder:
         if self._recorder is None or self._pid != os.getpid():
             self._claim = _claim_hook(os.environ[HOOK])
-            target = MediaTarget.from_text(os.environ[MEDIA])
-            recorder = Recorder(target.root, MediaSpec.model_validate(target.settings), say=_say)
+            target = MediaTarget.model_validate_json(os.environ[MEDIA])
+            recorder = Recorder(target.root, target.settings, say=_say)
             recorder.begin(
                 attempt=target.attempt, generation=target.generation, rank=target.rank, is_fenced=lambda: False
             )

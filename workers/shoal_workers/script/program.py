@@ -214,7 +214,7 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception and what it was raised from, the newest first."""
+    """Return the exception and what it was raised from, the newest first."""
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and len(links) < _MAX_LINKS and all(link is not known for known in links):

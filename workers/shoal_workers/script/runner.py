@@ -132,28 +132,28 @@ class ScriptRunner:
 
     @property
     def model_shape(self) -> ModelShape | None:
-        """Returns None: the script's model is not known."""
+        """Return None: the script's model is not known."""
         return None
 
     def sample_links(self) -> None:
-        """Does nothing: the script's connections are not known."""
+        """Do nothing: the script's connections are not known."""
 
     def signs(self) -> tuple[Collective | None, tuple[Link, ...]]:
-        """Returns nothing, as `sample_links`."""
+        """Return nothing, as `sample_links`."""
         return None, ()
 
     @property
     def pid_of_script(self) -> int:
-        """Returns, on any thread, the pid of the script's process; 0: none runs."""
+        """Return, on any thread, the pid of the script's process; 0: none runs."""
         return self._guardian.pid_of_script if self._guardian is not None else 0
 
     @property
     def guardian_pid(self) -> int:
-        """Returns, on any thread, the pid of the guardian; 0: none was started yet, or it has died."""
+        """Return, on any thread, the pid of the guardian; 0: none was started yet, or it has died."""
         return self._guardian.pid if self._guardian is not None else 0
 
     def processes(self) -> set[int]:
-        """Returns, on any thread, the pids of the guardian and of all processes below it."""
+        """Return, on any thread, the pids of the guardian and of all processes below it."""
         pid = self.guardian_pid
         return below(pid) | {pid} if pid else set()
 
@@ -211,7 +211,7 @@ class ScriptRunner:
         self._outbox.log_text(f"{self._script.words} is a script, and Shoal does not profile scripts.")
 
     def note_commit(self, generation: int, step: int, error: str = "") -> None:
-        """Does nothing: a script's checkpoints are its own."""
+        """Do nothing: a script's checkpoints are its own."""
 
     def close(self) -> None:
         """Training thread, when no generation runs: ends the guardian, and closes the stores."""
@@ -231,7 +231,7 @@ class ScriptRunner:
         return True
 
     def _enter(self, assignment: Assignment) -> _Generation | None:
-        """Returns None if the generation was fenced before it began."""
+        """Return None if the generation was fenced before it began."""
         with self._lock:
             # The same lock as in `interrupt`, which therefore either finds the generation, or has raised the fence
             # before.
@@ -282,11 +282,14 @@ class ScriptRunner:
             if assignment.rank == 0:
                 self._take_over(self._spec.continue_from)
             rendezvous.arrive("continued", timeout_s=self._spec.timeouts.restore_s)
-        place = Place(self._node_id, os.environ.get(DEVICES, "") if self._spec.worker.gpus else "")
         if assignment.rank == 0:
             self._script_store = _store_for_scripts(assignment.store_host)
-            place = Place(place.node_id, place.devices, self._script_store.port)
-        places = [Place.from_text(text) for text in rendezvous.gather("places", place.to_text())]
+        place = Place(
+            node_id=self._node_id,
+            devices=os.environ.get(DEVICES, "") if self._spec.worker.gpus else "",
+            store_port=self._script_store.port if self._script_store is not None and assignment.rank == 0 else 0,
+        )
+        places = [Place.model_validate_json(text) for text in rendezvous.gather("places", place.model_dump_json())]
         environment = environment_of(
             os.environ,
             self._spec,
@@ -397,7 +400,7 @@ class ScriptRunner:
                         ended = Ended(**message["ended"])
                         generation.ended_at = (ended.raised or {}).get("at") or time.time()
                         if generation.was_stopped and ended.signal == signal.SIGKILL:
-                            self._outbox.log_text(self._words_of_kill)
+                            self._outbox.log_text(self._kill_message)
                         return ended
                     self._take(message, steps, generation)
                     if "step" in message and self._script.progress is ProgressSource.AUTO:
@@ -439,7 +442,7 @@ class ScriptRunner:
                 self._outbox.report(report)
 
     @property
-    def _words_of_kill(self) -> str:
+    def _kill_message(self) -> str:
         grace_s = self._script.grace_s
         return f"{self._script.words} did not end within {grace_s:g} s of SIGTERM (script.grace_s), and was killed"
 
@@ -545,7 +548,7 @@ class _Generation:
             self.woken.recv(_WAKE_BYTES)
 
     def wait_for_fence(self, timeout_s: float) -> bool:
-        """Returns whether the generation is over, at the latest after this time."""
+        """Return whether the generation is over, at the latest after this time."""
         deadline_mono = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.woken, selectors.EVENT_READ)
@@ -585,7 +588,7 @@ class _Sources:
         self._selector.close()
 
     def wait(self, until_mono: float) -> list[dict[str, Any]]:
-        """The messages that have arrived. Raises GuardianLost."""
+        """Return the messages that have arrived. Raises GuardianLost."""
         left_s = until_mono - time.monotonic()
         timeout_s = None if left_s == float("inf") else max(0.05, left_s)
         messages: list[dict[str, Any]] = []

@@ -30,7 +30,7 @@ class NothingToContinue(Exception):
 
 
 def take_over(origin: Path, own: Path, *, job: str, progress: Callable[[str], None]) -> None:
-    """Copies the files of job `job`, whose directory is `origin`, into `own`, unless that was done before.
+    """Copy the files of job `job`, whose directory is `origin`, into `own`, unless that was done before.
 
     Args:
         own: the job's directory, which exists.

@@ -9,22 +9,26 @@ They survive pickling, since they cross process boundaries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+
+from shoal_workers.contract.base import FieldError
 
 
 @dataclass(eq=False)
-class SnapshotStoreError(Exception):
+class SnapshotStoreError(FieldError):
     """Root of this tree. `code` is stable; the message is for people, made of the fields."""
 
     code = "snapshot_store_error"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
-
 
 @dataclass(eq=False)
-class SnapshotLost(SnapshotStoreError):
+class SnapshotLost(
+    SnapshotStoreError,
+    text=(
+        "The part of rank {rank} in the snapshot of generation {generation} at step {step} cannot be read from "
+        "the memory of node {node_id}: {why}."
+    ),
+):
     """The part of `rank` in the snapshot of `generation` at `step` cannot be read from the memory of `node_id`."""
 
     code = "snapshot_lost"
@@ -34,15 +38,16 @@ class SnapshotLost(SnapshotStoreError):
     node_id: str
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"The part of rank {self.rank} in the snapshot of generation {self.generation} at step {self.step} "
-            f"cannot be read from the memory of node {self.node_id}: {self.why}."
-        )
-
 
 @dataclass(eq=False)
-class SharedMemoryFull(SnapshotStoreError):
+class SharedMemoryFull(
+    SnapshotStoreError,
+    text=(
+        "A snapshot needs {needed_bytes} bytes of shared memory in {directory}, where {free_bytes} are free: "
+        "{why}. Give the machine (or container) more shared memory, or turn snapshots off with snapshot.enabled: "
+        "false."
+    ),
+):
     """`needed_bytes` could not be allocated in `directory`."""
 
     code = "shared_memory_full"
@@ -50,10 +55,3 @@ class SharedMemoryFull(SnapshotStoreError):
     needed_bytes: int
     free_bytes: int
     why: str
-
-    def __str__(self) -> str:
-        return (
-            f"A snapshot needs {self.needed_bytes} bytes of shared memory in {self.directory}, where {self.free_bytes} "
-            f"are free: {self.why}. Give the machine (or container) more shared memory, or turn snapshots off "
-            "with snapshot.enabled: false."
-        )

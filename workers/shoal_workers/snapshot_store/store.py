@@ -33,13 +33,16 @@ from shoal_workers.snapshot_store.transfer.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.transfer.sender import SendCost, Sender, Sending
 from shoal_workers.snapshot_store.transfer.server import PartServer
 
-__all__ = ["LiveSlot", "LoadResult", "SendCost", "SnapshotStore", "sweep_stale"]
+__all__ = ["LiveSlot", "LoadResult", "SendCost", "SnapshotStore"]
 
 _log = logging.getLogger(__name__)
 
 
 class SnapshotStore:
-    """One per process, for all its generations. `snapshot_parts` from any thread, all else from the training thread."""
+    """One per process, for all its generations. `snapshot_parts` from any thread, all else from the training thread.
+
+    `own`, `live`, `sender`, `peer_maps` and `registry` are called themselves where the store would add nothing.
+    """
 
     def __init__(
         self,
@@ -63,28 +66,23 @@ class SnapshotStore:
         self._node_id = node_id
         self._key = key
         self.memory_id = node_id if memory_id is None else memory_id
-        self._registry = SlotRegistry(
+        self.registry = SlotRegistry(
             root, job_id=job_id, attempt=attempt, memory_id=self.memory_id, worker_id=worker_id
         )
         self._root, self._job_id, self._attempt = root, job_id, attempt
         self._sweep()
-        self._own = OwnSlots(self._registry.path, self._make_room)
-        self._live = LiveSlots(self._registry.path, self._make_room)
-        self._peer_maps = PeerMaps(self._registry)
-        self._buddies = BuddySlots(self._registry.path, self._make_room)
-        self._sender = Sender(key)
+        self.own = OwnSlots(self.registry.path, self._make_room)
+        self.live = LiveSlots(self.registry.path, self._make_room)
+        self.peer_maps = PeerMaps(self.registry)
+        self._buddies = BuddySlots(self.registry.path, self._make_room)
+        self.sender = Sender(key)
         try:
-            self._server = PartServer(self._registry, self._buddies, key=key, host=host)
+            self._server = PartServer(self.registry, self._buddies, key=key, host=host)
         except OSError:
-            self._registry.close()
+            self.registry.close()
             raise
         self.port: int = self._server.port
         self._is_closed = False
-
-    @property
-    def node_directory(self) -> Path:
-        """The directory of this attempt on this node; it is removed with the attempt."""
-        return self._registry.node
 
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
         """Return every complete part in this node's memory once, sorted by generation, step and rank.
@@ -100,18 +98,18 @@ class SnapshotStore:
                 num_bytes=header.num_bytes,
                 node_id=self._node_id,
             )
-            for _, header in self._registry.parts()
+            for _, header in self.registry.parts()
         }
         return tuple(sorted(parts, key=lambda part: (part.generation, part.step, part.rank)))
 
     def prepare(
         self, state: Mapping[str, torch.Tensor], *, rank: int, world_size: int, owns_replicated: bool | None = None
     ) -> None:
-        """Allocates and touches the memory in advance: in the first snapshot it would make it 10 to 25 times as slow.
+        """Allocate and touch the memory in advance: in the first snapshot it would make it 10 to 25 times as slow.
 
         Overwrites no snapshot, so it may be called before or after `load`. SharedMemoryFull.
         """
-        self._own.prepare(state, owns_replicated=rank == 0 if owns_replicated is None else owns_replicated)
+        self.own.prepare(state, owns_replicated=rank == 0 if owns_replicated is None else owns_replicated)
 
     def snapshot(
         self,
@@ -124,13 +122,13 @@ class SnapshotStore:
         extra: Mapping[str, Any],
         owns_replicated: bool | None = None,
     ) -> float:
-        """Copies this rank's part; returns the seconds that it took. Afterwards the tensors of `state` may change.
+        """Copy this rank's part; return the seconds that it took. Afterwards the tensors of `state` may change.
 
         `state`: flat name -> DTensor or Tensor. `extra`: small, JSON. `owns_replicated` as for `CheckpointWriter.save`.
         SharedMemoryFull; TypeError or ValueError if `state` or `extra` contains something that cannot be saved.
         """
         start = time.perf_counter()
-        self._own.write(
+        self.own.write(
             state,
             Stamp(generation, rank, world_size, step),
             extra,
@@ -139,73 +137,45 @@ class SnapshotStore:
         return time.perf_counter() - start
 
     def live_slot(self, plan: SavePlan, *, extra_bytes: int, restoring: SnapshotSource | None = None) -> LiveSlot:
-        """The first of two slots for the tensors of a new model; `extra_bytes`: size of its plain values now.
+        """Return the first of two slots for the tensors of a new model; `extra_bytes`: size of its plain values now.
 
         `restoring`: what the group is about to be restored from; it stays complete. SharedMemoryFull: there is no
         memory for both slots.
         """
         place = None if restoring is None else (restoring.generation, restoring.step)
-        return self._live.make(plan, extra_bytes=extra_bytes, restoring=place)
-
-    def live_slot_anew(self, slot: LiveSlot, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
-        """Returns one of the two slots in another layout, because the model's state has other tensors now. No tensor
-        may be in it any more; the other slot stays complete, and becomes the second one. SharedMemoryFull: the slots
-        are as before, and hold no tensors."""
-        return self._live.make_anew(slot, plan, extra_bytes=extra_bytes)
-
-    def second_live_slot(self, *, keep_restored: bool) -> LiveSlot:
-        """The second one, before the first update. Unless `keep_restored`, it may overwrite what the group was restored
-        from."""
-        return self._live.make_second(keep_restored=keep_restored)
+        return self.live.make(plan, extra_bytes=extra_bytes, restoring=place)
 
     def replicate(self, buddy: SnapshotServer, *, keep_step: int | None = None) -> bool:
-        """Hands the newest own snapshot to the sender thread, without waiting for it.
+        """Hand the newest own snapshot to the sender thread, without waiting for it.
 
         False: the sender is still busy with an older one, or there is no snapshot. After a node is lost, the group can
         only restore a step that every rank has sent. The caller therefore lets all ranks agree on the steps to send.
         `keep_step`: the newest one of which every rank's copy has arrived. Its snapshot stays here and at the buddy.
         """
-        if self._sender.is_busy:
+        if self.sender.is_busy:
             return False
-        handed = self._own.hand_over(keep_step)
+        handed = self.own.hand_over(keep_step)
         if handed is None:
             return False
         slot, reserve = handed
         assert slot.header is not None
-        self._sender.offer(
+        self.sender.offer(
             Sending(
                 memory=memoryview(slot.map),
                 header=slot.header,
                 buddy=buddy,
                 on_start=reserve,
-                on_end=lambda has_arrived: self._own.sent(slot, has_arrived),
+                on_end=lambda has_arrived: self.own.sent(slot, has_arrived),
                 keep_step=keep_step,
             )
         )
         return True
 
     def keep_copy(self, *, keep_step: int | None = None) -> None:
-        """Retains the newest own snapshot as if it had been sent, for a rank without a buddy whose group has copies."""
-        handed = self._own.hand_over(keep_step)
+        """Retain the newest own snapshot as if it had been sent, for a rank without a buddy whose group has copies."""
+        handed = self.own.hand_over(keep_step)
         if handed is not None:
-            self._own.sent(handed[0], True)
-
-    def holds(self, generation: int, step: int) -> bool:
-        """Return whether this process still has a copy of its own state at this step."""
-        return self._own.holds(generation, step)
-
-    @property
-    def is_sending(self) -> bool:
-        """True if `replicate` would return False; for a vote on whether all ranks can send."""
-        return self._sender.is_busy
-
-    def take_send_cost(self) -> SendCost | None:
-        """Cost of the last copy that was completed since the last call; None if none was."""
-        return self._sender.take_cost()
-
-    def break_off_send(self) -> None:
-        """Breaks off the copy that is being sent, because it is not needed any more."""
-        self._sender.break_off()
+            self.own.sent(handed[0], True)
 
     def load(
         self,
@@ -215,7 +185,7 @@ class SnapshotStore:
         check: Callable[[], None],
         optional: Mapping[str, str] | None = None,
     ) -> LoadResult:
-        """Fills `state` in place, from any layout into any other, without collectives. `optional`: tensors that the
+        """Fill `state` in place, from any layout into any other, without collectives. `optional`: tensors that the
         snapshot may lack, as for `plan_needed`.
 
         `check` is called between reads, at least every 0.1 s while waiting; if it raises, the load ends. SnapshotLost
@@ -224,45 +194,27 @@ class SnapshotStore:
         loaded = loading.load(
             state,
             source,
-            registry=self._registry,
-            find_map=lambda fd, num_bytes: self._peer_maps.find(fd, num_bytes, self._live.files),
+            registry=self.registry,
+            find_map=lambda fd, num_bytes: self.peer_maps.find(fd, num_bytes, self.live.files),
             node_id=self._node_id,
             key=self._key,
             check=check,
             optional=optional,
         )
-        self._own.keep_restored(source.generation, source.step)
-        self._live.keep_restored(source.generation, source.step)
+        self.own.keep_restored(source.generation, source.step)
+        self.live.keep_restored(source.generation, source.step)
         return loaded
 
-    def map_peers(self) -> None:
-        """Has the live slots of this node's other processes mapped soon, for the next `load`. Called once per
-        generation, in the step after `drop_older`, when the slots of no process change their sizes any more."""
-        self._peer_maps.map_ahead()
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Resident memory of this process that belongs to other processes' slots."""
-        return self._peer_maps.num_bytes
-
-    def wait_until_mapped(self, timeout_s: float) -> bool:
-        """Return whether what `map_peers` began is done within this time."""
-        return self._peer_maps.wait(timeout_s)
-
     def drop_older(self, generation: int) -> None:
-        """Drops parts of generations before this one: own ones, those of dead processes, and copies for buddies.
+        """Drop parts of generations before this one: own ones, those of dead processes, and copies for buddies.
 
         Called when the group has a complete snapshot of this generation, and so no longer needs them.
         """
-        self._own.drop_older(generation)
-        self._live.drop_older(generation)
+        self.own.drop_older(generation)
+        self.live.drop_older(generation)
         self._buddies.drop_older(generation)
-        self._registry.remove_dead_slots(generation)
+        self.registry.remove_dead_slots(generation)
         self._sweep()
-
-    def remove_attempt(self) -> None:
-        """The attempt is over: removes the slots of all its processes on this machine."""
-        self._registry.remove_attempt()
 
     def _sweep(self) -> None:
         # All processes of the machine share this clock, and setting the date does not move it.
@@ -270,31 +222,26 @@ class SnapshotStore:
         _report_swept(registry.sweep_stale(self._root, Sweep(self._job_id, self._attempt, now)))
 
     def _make_room(self) -> bool:
-        """Frees memory for a slot: attempts without a live process are not kept any longer."""
-        had_maps = self._peer_maps.drop()  # of slots that may have been removed
+        """Free memory for a slot: attempts without a live process are not kept any longer."""
+        had_maps = self.peer_maps.drop()  # of slots that may have been removed
         return _report_swept(registry.sweep_stale(self._root)) or had_maps
 
     def close(self) -> None:
-        """Stops the threads and removes its slots. Slots of dead processes remain until the last one closes."""
+        """Stop the threads and remove its slots. Slots of dead processes remain until the last one closes."""
         if self._is_closed:
             return
         self._is_closed = True
         # The threads end first: they read and write the slots, which are unmapped below.
-        self._sender.close()
+        self.sender.close()
         self._server.close()
-        self._peer_maps.close()
-        self._own.close()
-        self._live.close()
+        self.peer_maps.close()
+        self.own.close()
+        self.live.close()
         self._buddies.close()
-        self._registry.close()
+        self.registry.close()
 
 
 def _report_swept(attempts: list[str]) -> bool:
     if attempts:
         _log.info("snapshot_store.swept", extra={"attempts": attempts})
     return bool(attempts)
-
-
-def sweep_stale(root: Path) -> list[str]:
-    """Removes the attempts without a live process on this machine; returns their names."""
-    return registry.sweep_stale(root)

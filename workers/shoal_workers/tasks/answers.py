@@ -11,6 +11,10 @@ A sample has seq_len inputs and their next tokens as labels; -100 is no label: o
 that is longer is cut. One without an answer, or of which no answer is left, is left out and counted by reason. Which
 examples share a sample is a function of the data and seq_len alone: the longest first, each into the sample that it
 fills best. Called by the task.
+
+`ExamplesTask` is what the tasks share that train a model of transformers on lines with answers: the tokenizer, the
+tokens on disk, and how samples become a batch. It hides when the lines are tokenised. A task says what a line is
+(`encode`, with a `kind` that names it) and makes samples of the examples.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import hashlib
 import json
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,11 +36,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal_workers.contract.text_data import ExamplesConfig
+from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, ExamplesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare
-from shoal_workers.data.tokenizer import Split, split_of
-from shoal_workers.tasks.conversations import Encoder, Example, files_of, rows_in
+from shoal_workers.data.tokenizer import Split, choose_split
+from shoal_workers.tasks.conversations import Encoder, Example, files_of, load_encoder, rows_in
+from shoal_workers.tasks.hf import HuggingFaceModel
 from shoal_workers.tasks.rows import NO_LABEL
 
 NO_ANSWER = "lines without an answer"
@@ -50,7 +56,7 @@ Encode = Callable[[Encoder, dict[str, Any], str], tuple[Example, ...]]
 def prepare_examples(
     config: ExamplesConfig, encoder: Encoder, progress: Callable[[str], None], encode: Encode, kind: str
 ) -> LabelledExamples:
-    """Reads the files, or what was made of them before. Many processes of a node may call it together.
+    """Read the files, or what was made of them before. Many processes of a node may call it together.
 
     Args:
         kind: names what `encode` makes of a line, and the directory.
@@ -83,20 +89,70 @@ def _encoded(
     for files in (train, validation):
         for row, place in islice(rows_in(files), config.max_examples):
             line = json.dumps(row, default=str).encode()
-            is_held_back = not validation and split_of(line, config.validation_fraction) is Split.VALIDATION
+            is_held_back = not validation and choose_split(line, config.validation_fraction) is Split.VALIDATION
             for example in encode(row, place):
                 tokens, flags = np.asarray(example.tokens, "<i4"), np.asarray(example.is_answer, np.bool_)
                 yield Labelled(tokens.tobytes() + flags.tobytes(), ()), files is validation or is_held_back
 
 
-def example_of(examples: LabelledExamples, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Tokens of an example, and which of them are answers."""
+def read_example(examples: LabelledExamples, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the tokens of an example, and which of them are answers."""
     payload, _ = examples.of(number)
     count = len(payload) // (_TOKEN_BYTES + _FLAG_BYTES)
     return np.frombuffer(payload, "<i4", count), np.frombuffer(payload, np.bool_, count, _TOKEN_BYTES * count)
 
 
-class AnswerDataset(Dataset[dict[str, Tensor]]):
+class ExampleDataset(Dataset[dict[str, Tensor]]):
+    """Samples of one or several examples each. A subclass chooses the examples, and calls `_set_samples`."""
+
+    lengths: NDArray[Any] | None = None
+    """Tokens of each sample, if they differ."""
+
+    def __init__(
+        self, examples: LabelledExamples, split: Split, seq_len: int, padding: int, max_tokens: int | None
+    ) -> None:
+        self._examples = examples
+        self._split = split
+        self._seq_len = seq_len
+        self._padding = padding
+        self.tokens_per_micro_batch = max_tokens
+        self.left_out: Counter[str] = Counter()
+        """Lines that are not read, by reason."""
+        self.num_cut = 0
+        """Lines that are longer than a sample."""
+        self._samples: Sequence[tuple[int, ...]] = []
+
+    def _set_samples(
+        self, samples: Sequence[tuple[int, ...]], lengths: Sequence[int], num_lines: int, settings: str
+    ) -> None:
+        """`samples`: the numbers of their examples. `settings`: all that they depend on, in words.
+
+        Raises CorpusTooSmallError if the training split has no sample; a validation split may be empty."""
+        if not samples and self._split is Split.TRAIN:
+            reasons = ", ".join(f"{reason}: {number:,}" for reason, number in self.left_out.items())
+            raise CorpusTooSmallError(
+                f"data.paths have {num_lines:,} lines, and none of the training split can be learned from: "
+                f"{reasons or 'all are for validation'}. Add lines with an answer (a completion, or a turn of the role "
+                '"assistant"), lower data.validation_fraction, or raise model.seq_len.'
+            )
+        self._samples = samples
+        if self.tokens_per_micro_batch is not None:
+            self.lengths = np.asarray(lengths, np.int64)
+        self.content_hash = hashlib.sha256(f"{self._examples.content_hash} {settings}".encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def _read(self, number: int) -> dict[str, Tensor]:
+        """Return the tokens and the labels of an example, without padding."""
+        tokens, is_answer = (part[: self._seq_len + 1] for part in read_example(self._examples, number))
+        return {
+            "tokens": torch.from_numpy(tokens[:-1].astype(np.int64)),
+            "labels": torch.from_numpy(np.where(is_answer[1:], tokens[1:], NO_LABEL).astype(np.int64)),
+        }
+
+
+class AnswerDataset(ExampleDataset):
     """Samples of a split: tokens, labels and positions, each (seq_len,) int64; with `max_tokens` of an own length."""
 
     def __init__(
@@ -109,72 +165,37 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
         packing: bool,
         max_tokens: int | None = None,
     ) -> None:
-        """Raises CorpusTooSmallError if the training split has no sample; a validation split may be empty."""
-        self._examples = examples
-        self._seq_len = seq_len
-        self._padding = padding
-        self.tokens_per_micro_batch = max_tokens
-        self.left_out: Counter[str] = Counter()
-        """Examples that are not read, by reason."""
-        self.num_cut = 0
-        """Examples that are longer than a sample."""
+        super().__init__(examples, split, seq_len, padding, max_tokens)
         lengths: dict[int, int] = {}
         for number in examples.numbers(split).tolist():
-            _, is_answer = example_of(examples, number)
+            _, is_answer = read_example(examples, number)
             if is_answer[1 : seq_len + 1].any():
                 lengths[number] = min(len(is_answer) - 1, seq_len)
                 self.num_cut += len(is_answer) - 1 > seq_len
             else:
                 self.left_out[f"{NO_ANSWER} within model.seq_len {seq_len}" if is_answer[1:].any() else NO_ANSWER] += 1
-        self._samples = packed(lengths, seq_len) if packing else [(number,) for number in lengths]
-        self.lengths = np.asarray(list(lengths.values()), np.int64) if max_tokens is not None else None
-        """Tokens of each sample, if they differ."""
-        if not self._samples and split is Split.TRAIN:
-            raise no_samples(len(examples), self.left_out)
-        described = f"{examples.content_hash} {split} {seq_len} {packing}"
-        self.content_hash = hashlib.sha256(described.encode()).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._samples)
+        samples = packed(lengths, seq_len) if packing else [(number,) for number in lengths]
+        self._set_samples(samples, [*lengths.values()], len(examples), f"{split} {seq_len} {packing}")
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        room = self._seq_len if self.lengths is None else int(self.lengths[index])
-        tokens = torch.full((room,), self._padding, dtype=torch.int64)
-        labels = torch.full_like(tokens, NO_LABEL)
-        positions = torch.zeros_like(tokens)
-        filled = 0
-        for number in self._samples[index]:
-            own, is_answer = (np.asarray(part[: self._seq_len + 1]) for part in example_of(self._examples, number))
-            end = filled + len(own) - 1
-            tokens[filled:end] = torch.from_numpy(own[:-1].astype(np.int64))
-            labels[filled:end] = torch.from_numpy(np.where(is_answer[1:], own[1:], NO_LABEL).astype(np.int64))
-            positions[filled:end] = torch.arange(len(own) - 1)
-            filled = end
-        positions[filled:] = torch.arange(room - filled)
-        return {"tokens": tokens, "labels": labels, "positions": positions}
+        parts = [self._read(number) for number in self._samples[index]]
+        size = self._seq_len if self.lengths is None else int(self.lengths[index])
+        rest = size - sum(len(part["tokens"]) for part in parts)
+        parts.append({"tokens": torch.full((rest,), self._padding), "labels": torch.full((rest,), NO_LABEL)})
+        sample = {name: torch.cat([part[name] for part in parts]) for name in ("tokens", "labels")}
+        return {**sample, "positions": torch.cat([torch.arange(len(part["tokens"])) for part in parts])}
 
 
-def no_samples(num_lines: int, left_out: Mapping[str, int]) -> CorpusTooSmallError:
-    """The training split has no sample."""
-    reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items())
-    return CorpusTooSmallError(
-        f"data.paths have {num_lines:,} lines, and none of the training split can be learned from: "
-        f"{reasons or 'all are for validation'}. Add lines with an answer (a completion, or a turn of the role "
-        '"assistant"), lower data.validation_fraction, or raise model.seq_len.'
-    )
+def pad_batch(samples: Sequence[dict[str, Tensor]], padding: int, size: int | None = None) -> dict[str, Tensor]:
+    """Make one batch of samples of any lengths: tensors (samples, ..., size). `size`: None means the longest one's."""
+    if size is None:
+        size = max(sample["tokens"].shape[-1] for sample in samples)
 
-
-def padded_batch(samples: Sequence[dict[str, Tensor]], padding: int) -> dict[str, Tensor]:
-    """One batch of samples of any lengths, each filled up to the longest: tensors (samples, ..., longest)."""
-    longest = max(sample["tokens"].shape[-1] for sample in samples)
-
-    def filled(name: str) -> Tensor:
+    def pad(name: str) -> Tensor:
         fill = {"tokens": padding, "labels": NO_LABEL}.get(name, 0)
-        return torch.stack(
-            [F.pad(sample[name], (0, longest - sample[name].shape[-1]), value=fill) for sample in samples]
-        )
+        return torch.stack([F.pad(sample[name], (0, size - sample[name].shape[-1]), value=fill) for sample in samples])
 
-    return {name: filled(name) for name in samples[0]}
+    return {name: pad(name) for name in samples[0]}
 
 
 def packed(lengths: dict[int, int], seq_len: int) -> list[tuple[int, ...]]:
@@ -193,3 +214,35 @@ def packed(lengths: dict[int, int], seq_len: int) -> list[tuple[int, ...]]:
         samples[sample].append(number)
         insort(rooms, (room - lengths[number], sample))
     return [tuple(sample) for sample in samples]
+
+
+class ExamplesTask(HuggingFaceModel):
+    """A model of transformers, and lines of text or of messages."""
+
+    def __init__(self, settings: HuggingFaceConfig, lines: ExamplesConfig, encode: Encode, kind: str) -> None:
+        super().__init__(settings)
+        self.lines = lines
+        self._encode = encode
+        self._kind = kind
+        self._directory = lines.tokenizer or settings.path or BYTE_TOKENIZER
+        is_bytes = self._directory == BYTE_TOKENIZER
+        self.tokenizer = BYTE_TOKENIZER if is_bytes else str(Path(self._directory).expanduser() / TOKENIZER_NAME)
+        self._encoder: Encoder | None = None
+        self._examples: LabelledExamples | None = None
+
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """Tokenise the files, unless that was done before."""
+        self._encoder = load_encoder(self._directory)
+        self._examples = prepare_examples(self.lines, self._encoder, progress, self._encode, self._kind)
+
+    def prepared(self) -> tuple[LabelledExamples, int]:
+        """Return the examples, and the token that fills samples. DataError: the files cannot be read."""
+        if self._examples is None:
+            self.prepare(lambda _: None)
+        assert self._examples is not None and self._encoder is not None
+        return self._examples, self._encoder.padding
+
+    def collate(self, samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Pad samples of several lengths to the longest of them."""
+        _, padding = self.prepared()
+        return pad_batch(samples, padding)

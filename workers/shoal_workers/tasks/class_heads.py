@@ -54,7 +54,8 @@ class Classifier(RowTask):
         return Network(self.build_network(ids if names else {"num_labels": number}))
 
     def judged(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean cross entropy (nats) in fp32 of labels (B,), and the metric `accuracy`. Logits (B, classes)."""
+        """Return the mean cross entropy (nats) in fp32 of labels (B,), and the metric `accuracy`. Logits (B,
+        classes)."""
         accuracy = (logits.detach().argmax(-1) == labels).float().mean()
         return F.cross_entropy(logits.float(), labels), {"accuracy": accuracy}
 

@@ -115,7 +115,7 @@ def answer_of(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Exa
 
 
 def preference_of(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Example, ...]:
-    """The chosen and the rejected answer. DataError: the row is no preference; `place` names it."""
+    """Return the chosen and the rejected answer. DataError: the row is no preference; `place` names it."""
     parts: list[Any] = [record.get(key) for key in ("prompt", "chosen", "rejected")]
     prompt, chosen, rejected = parts
     if prompt is None and _is_one_form(chosen, rejected):
@@ -257,7 +257,7 @@ class ChatEncoder:
         return self._encoded(text, spans)
 
     def _before(self, messages: list[Any], number: int, text: str, place: str, variables: Mapping[str, Any]) -> str:
-        """The text before the answer in message `number`, with the header that asks for it."""
+        """Return the text before the answer in message `number`, with the header that asks for it."""
         if number:
             before: str = self._rendered(messages[:number], place, variables, add_generation_prompt=True)
         else:
@@ -281,7 +281,7 @@ class ChatEncoder:
         return Example(encoding.ids, is_answer)
 
     def _with_texts(self, messages: list[Any], place: str, variables: Mapping[str, Any]) -> list[Any]:
-        """The messages, with lists of texts joined unless the template reads lists."""
+        """Return the messages, with lists of texts joined unless the template reads lists."""
         lists = [message["content"] for message in messages if isinstance(message.get("content"), list)]
         if not lists:
             return messages

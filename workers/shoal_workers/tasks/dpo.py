@@ -16,8 +16,6 @@ half; this costs the backward pass of that half, whose gradients are zero. Loade
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from enum import StrEnum
 from typing import Any
 
@@ -25,15 +23,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from shoal_workers.contract.hugging_face import REFERENCE, DpoConfig, PreferenceLoss, PreferenceModelConfig
 from shoal_workers.contract.text_data import PreferencesConfig
 from shoal_workers.data.labelled import LabelledExamples
 from shoal_workers.data.tokenizer import Split
-from shoal_workers.tasks.answers import NO_ANSWER, example_of, no_samples, padded_batch
+from shoal_workers.tasks.answers import NO_ANSWER, ExampleDataset, ExamplesTask, pad_batch, read_example
 from shoal_workers.tasks.conversations import preference_of
-from shoal_workers.tasks.examples_task import ExamplesTask
 from shoal_workers.tasks.hf import CausalLM, parts_of, without_noise
 from shoal_workers.tasks.lora import outputs_of_adapters
 from shoal_workers.tasks.rows import NO_LABEL
@@ -76,7 +72,7 @@ class DirectPreferenceOptimization(ExamplesTask):
         return {**described, "renames": [*described["renames"], [reference, ""]], "without": reference}
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int, dict[str, Tensor]]:
-        """The sum of the losses of a micro-batch's pairs, and their number.
+        """Return the sum of the losses of a micro-batch's pairs, and their number.
 
         Metrics, as TRL names them: `rewards/chosen` and `rewards/rejected`, beta times how much more likely the answer
         is than for the reference; `rewards/margins`, their difference; `rewards/accuracies`, the share of pairs whose
@@ -119,7 +115,7 @@ def answer_log_probs(logits: Tensor, labels: Tensor, settings: DpoConfig) -> Ten
 
 
 def preference_losses(margins: Tensor, settings: DpoConfig) -> Tensor:
-    """The loss of each pair. Margins (n,), not yet multiplied by beta."""
+    """Return the loss of each pair. Margins (n,), not yet multiplied by beta."""
     match settings.loss:
         case PreferenceLoss.SIGMOID:
             smoothing, scaled = settings.label_smoothing, settings.beta * margins
@@ -183,7 +179,7 @@ class _Adapters:
                 return torch.cat((own, torch.zeros_like(own)))
 
 
-class PairDataset(Dataset[dict[str, Tensor]]):
+class PairDataset(ExampleDataset):
     """Pairs of a split: tokens and labels, each (2, seq_len) int64, the chosen answer first; with `max_tokens` of an
     own length."""
 
@@ -191,19 +187,13 @@ class PairDataset(Dataset[dict[str, Tensor]]):
         self, examples: LabelledExamples, split: Split, seq_len: int, padding: int, *, max_tokens: int | None = None
     ) -> None:
         """`examples`: by two, a chosen and a rejected one. A pair is left out, and counted in `left_out`, if one of its
-        answers is cut off, or if both are equal.
-
-        Raises CorpusTooSmallError if the training split has no pair; a validation split may be empty."""
-        self._examples = examples
-        self._seq_len = seq_len
-        self._padding = padding
-        self.tokens_per_micro_batch = max_tokens
-        self.left_out: Counter[str] = Counter()
-        self.num_cut = 0
-        lengths: dict[int, int] = {}
+        answers is cut off, or if both are equal."""
+        super().__init__(examples, split, seq_len, padding, max_tokens)
+        samples: list[tuple[int, ...]] = []
+        lengths: list[int] = []
         for number in np.flatnonzero(examples.is_validation[::2] == (split is Split.VALIDATION)).tolist():
-            chosen, is_chosen = example_of(examples, 2 * number)
-            rejected, is_rejected = example_of(examples, 2 * number + 1)
+            chosen, is_chosen = read_example(examples, 2 * number)
+            rejected, is_rejected = read_example(examples, 2 * number + 1)
             answers = (is_chosen, is_rejected)
             if not all(is_answer[1:].any() for is_answer in answers):
                 self.left_out[NO_ANSWER] += 1
@@ -212,32 +202,12 @@ class PairDataset(Dataset[dict[str, Tensor]]):
             elif np.array_equal(chosen[: seq_len + 1], rejected[: seq_len + 1]):
                 self.left_out[f"lines with equal answers within model.seq_len {seq_len}"] += 1
             else:
-                lengths[number] = min(longest := max(map(len, answers)) - 1, seq_len)
+                longest = max(map(len, answers)) - 1
+                samples.append((2 * number, 2 * number + 1))
+                lengths.append(2 * min(longest, seq_len))
                 self.num_cut += longest > seq_len
-        self._pairs = list(lengths)
-        self._rooms = list(lengths.values())
-        self.lengths = None if max_tokens is None else 2 * np.asarray(self._rooms, np.int64)
-        """Tokens of each pair with its padding, if they differ."""
-        if not self._pairs and split is Split.TRAIN:
-            raise no_samples(len(examples) // 2, self.left_out)
-        self.content_hash = hashlib.sha256(f"{examples.content_hash} {split} {seq_len}".encode()).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._pairs)
+        self._set_samples(samples, lengths, len(examples) // 2, f"{split} {seq_len}")
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        pair = padded_batch([self._sequence(2 * self._pairs[index] + side) for side in range(2)], self._padding)
-        if self.lengths is not None:
-            return pair
-        room = self._seq_len - pair["tokens"].shape[-1]
-        return {
-            name: F.pad(text, (0, room), value=self._padding if name == "tokens" else NO_LABEL)
-            for name, text in pair.items()
-        }
-
-    def _sequence(self, number: int) -> dict[str, Tensor]:
-        tokens, is_answer = (np.asarray(part[: self._seq_len + 1]) for part in example_of(self._examples, number))
-        return {
-            "tokens": torch.from_numpy(tokens[:-1].astype(np.int64)),
-            "labels": torch.from_numpy(np.where(is_answer[1:], tokens[1:], NO_LABEL).astype(np.int64)),
-        }
+        pair = [self._read(number) for number in self._samples[index]]
+        return pad_batch(pair, self._padding, self._seq_len if self.lengths is None else None)

@@ -19,13 +19,12 @@ Two ways of balancing, chosen by `model.balance`:
 
 A training loop calls the functions at the end. It passes the model only, which may have no experts:
 
-    once per step, first         forget_load      an aborted step may have left counts
-    each micro-batch, first      share_of_step    its share of the step's loss; 0 for a padding micro-batch
-    once per step                sum_load         every rank's counts become the sum over ranks; decides nothing
-    after the optimizer          move_biases      only if the optimizer stepped; communicates nothing, so it cannot fail
+    once per step, first         forget_load        an aborted step may have left counts
+    each micro-batch, first      set_share_of_step  its share of the step's loss; 0 for a padding micro-batch
+    once per step                sum_load           every rank's counts become the sum over ranks; decides nothing
+    after the optimizer          move_biases        only if it stepped; communicates nothing, so it cannot fail
 
-`balance_experts` is the last two in one, for a loop without a vote in between. Every sum has a fixed order and no two
-writes go to one address, so results do not vary from run to run. Called by `transformer`, the passes and GradientPass.
+Every sum has a fixed order and no two writes go to one address, so results do not vary from run to run.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class MixtureOfExperts(nn.Module):
         pairs = expert_of.argsort(stable=True)
         if is_admitted is not None:
             pairs = pairs[is_admitted.flatten()[pairs]]
-        counts = load_of(expert_of[pairs], self.router.token_counts.num_experts)
+        counts = count_choices(expert_of[pairs], self.router.token_counts.num_experts)
         # Copies first: a gather that reads a token k times would add k gradients to one address, in no fixed order.
         copies = x.flatten(0, -2).unsqueeze(1).expand(-1, chosen.shape[1], -1).flatten(0, 1)
         outputs = self.experts(copies.index_select(0, pairs), counts)
@@ -102,12 +101,12 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(num_experts, width, dim))
 
     def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
-        hidden = F.silu(grouped_product(tokens, self.gate, counts)) * grouped_product(tokens, self.up, counts)
-        return grouped_product(hidden, self.down, counts)
+        hidden = F.silu(multiply_groups(tokens, self.gate, counts)) * multiply_groups(tokens, self.up, counts)
+        return multiply_groups(hidden, self.down, counts)
 
 
-def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Multiplies each of G groups of rows by its own matrix: (N, I) sorted by group, (G, I, O), counts (G,) -> (N, O).
+def multiply_groups(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """Multiply each of G groups of rows by its matrix: (N, I) sorted by group, (G, I, O), counts (G,) -> (N, O).
 
     Without padding rows, and in one kernel if torch has one. The gradient of a group without rows is zero.
     """
@@ -188,19 +187,23 @@ class Router(nn.Module):
                 capacity = (load.sum().double() * self.capacity_factor / len(load)).ceil()
                 is_admitted = (positions < capacity).flatten(0, -2)
         if torch.is_grad_enabled() and weights.requires_grad:
-            weights = self._accounted(weights, experts, scores, load)
+            weights = self._add_balancing(weights, experts, scores, load)
         return Choices(experts.flatten(0, -2), weights.flatten(0, -2), is_admitted)
 
-    def _accounted(self, weights: Tensor, experts: Tensor, scores: Tensor, whole_load: Tensor | None) -> Tensor:
-        """`weights`, whose backward pass counts the load or adds the gradient of the balance loss."""
+    def _add_balancing(self, weights: Tensor, experts: Tensor, scores: Tensor, whole_load: Tensor | None) -> Tensor:
+        """Return the weights; their backward pass counts the load or adds the gradient of the balance loss."""
         # in the backward pass, which runs exactly once for every micro-batch: a forward pass may run twice (activation
         # recomputation) or without gradients (validation, replay)
         if self.balance == "bias" and self.is_counting:
-            return _counting(weights, load_of(experts, len(self.weight)), self.expert_load)
+            counted: Tensor = _apply_uncompiled(
+                _CountLoad, weights, count_choices(experts, len(self.weight)), self.expert_load
+            )
+            return counted
         if self.balance == "loss":
             assert whole_load is not None
-            loss = balance_loss(scores.flatten(0, -2), whole_load, self.top_k) * self.balance_rate
-            return _with_loss(weights, loss, self.loss_scale / self.num_copies)
+            loss = compute_balance_loss(scores.flatten(0, -2), whole_load, self.top_k) * self.balance_rate
+            with_loss: Tensor = _apply_uncompiled(_AddLoss, weights, loss, self.loss_scale / self.num_copies)
+            return with_loss
         return weights
 
 
@@ -216,22 +219,22 @@ class TokenCounts(nn.Module):
         self.num_experts = num_experts
 
     def forward(self, experts: Tensor) -> tuple[Tensor, Tensor]:
-        load = load_of(experts, self.num_experts)
+        load = count_choices(experts, self.num_experts)
         by_expert = experts.flatten().argsort(stable=True)
         first = (load.cumsum(0) - load).repeat_interleave(load)
-        in_a_row = torch.arange(experts.numel(), device=experts.device)
-        positions = torch.empty_like(first).index_copy(0, by_expert, in_a_row - first)
+        pair_numbers = torch.arange(experts.numel(), device=experts.device)
+        positions = torch.empty_like(first).index_copy(0, by_expert, pair_numbers - first)
         return load, positions.view_as(experts)
 
 
-def load_of(experts: Tensor, num_experts: int) -> Tensor:
-    """(E,) int64: how often each is chosen in `experts`, of any shape."""
+def count_choices(experts: Tensor, num_experts: int) -> Tensor:
+    """Return how often each expert is chosen in `experts`, of any shape: (E,) int64."""
     flat = experts.flatten()
     return flat.new_zeros(num_experts).scatter_add(0, flat, torch.ones_like(flat))
 
 
-def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
-    """Scalar: 1 if the load is even, else more. `scores` (N, E) are probabilities, `load` (E,) the choices.
+def compute_balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
+    """Return a scalar: 1 if the load is even, else more. `scores` (N, E) are probabilities, `load` (E,) the choices.
 
     `load` may be that of more tokens than N: then the result is what these N tokens contribute to the loss.
     """
@@ -239,7 +242,7 @@ def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
     return load.numel() * shares @ scores.sum(0) * (top_k / load.sum())
 
 
-class _Counting(torch.autograd.Function):
+class _CountLoad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:
         ctx.load, ctx.counter = load, counter
@@ -251,7 +254,7 @@ class _Counting(torch.autograd.Function):
         return gradients[0], None, None
 
 
-class _WithLoss(torch.autograd.Function):
+class _AddLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, loss: Tensor, scale: float) -> Tensor:
         ctx.scale = torch.full_like(loss, scale)
@@ -262,26 +265,10 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], ctx.scale, None
 
 
-def _counting(weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:
-    out: Tensor = _apply_uncompiled(_Counting, weights, load, counter)
-    return out
-
-
-def _with_loss(weights: Tensor, loss: Tensor, scale: float) -> Tensor:
-    out: Tensor = _apply_uncompiled(_WithLoss, weights, loss, scale)
-    return out
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _apply_uncompiled(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """torch 2.13 would drop the loss's gradient when it compiles this, without an error."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
-
-
-def balance_experts(model: nn.Module, all_reduce: Callable[[Tensor], object]) -> None:
-    """`sum_load`, then `move_biases`."""
-    sum_load(model, all_reduce)
-    move_biases(model)
 
 
 def forget_load(model: nn.Module) -> None:
@@ -289,8 +276,8 @@ def forget_load(model: nn.Module) -> None:
         router.expert_load.zero_()
 
 
-def share_of_step(model: nn.Module, share: float) -> None:
-    """Called before a micro-batch's forward pass: its loss will be multiplied by `share`, loss scaling included."""
+def set_share_of_step(model: nn.Module, share: float) -> None:
+    """Set the factor of the loss of the next micro-batch, loss scaling included. Called before its forward pass."""
     for router in _routers(model):
         router.is_counting = share != 0
         router.loss_scale = share
@@ -320,8 +307,8 @@ def move_biases(model: nn.Module) -> None:
     """Move every bias one step towards an even load, and set the counts to zero."""
     for router in _counting_routers(model):
         load = router.expert_load  # integers up to the sign, so the step is the same bits in every layout
-        below_the_mean = (load.sum() - load * load.numel()).sign()
-        router.expert_bias.add_(below_the_mean.to(router.expert_bias.dtype), alpha=router.balance_rate)
+        direction = (load.sum() - load * load.numel()).sign()
+        router.expert_bias.add_(direction.to(router.expert_bias.dtype), alpha=router.balance_rate)
         load.zero_()
 
 

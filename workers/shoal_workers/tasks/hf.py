@@ -9,13 +9,12 @@ How a model is read and built is in pretrained.py. Loaded by the engine by its n
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig, has_ignored_tie
+from shoal_workers.contract.hugging_face import HuggingFaceConfig, has_ignored_tie
 from shoal_workers.contract.hugging_face_plan import plan_of_hugging_face
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.tasks.lora import BASE_RENAMES, add_adapters, export_of_adapters
@@ -47,7 +46,7 @@ class HuggingFaceModel(PretrainedModel):
         return remarks
 
     def build_model(self) -> nn.Module:
-        """The model. Its weights are random, also if `initial_weights` says afterwards that others belong to it.
+        """Return the model. Its weights are random, also if `initial_weights` says afterwards that others belong to it.
 
         Raises:
             ImportError: the extra `hf` is not installed.
@@ -70,7 +69,7 @@ class HuggingFaceModel(PretrainedModel):
         return model
 
     def wrapped(self, network: Any) -> CausalLM:
-        """The model that is trained, of one of transformers that has its adapters already."""
+        """Return the model that is trained, of one of transformers that has its adapters already."""
         return CausalLM(network)
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:
@@ -93,14 +92,9 @@ class HuggingFaceLM(HuggingFaceModel, TextTask):
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         settings = HuggingFaceConfig.model_validate(model)
-        tokenizer_file = Path(settings.path).expanduser() / TOKENIZER_NAME if settings.path else None
-        given = (
-            {"tokenizer": str(tokenizer_file), **data}
-            if tokenizer_file is not None and tokenizer_file.is_file()
-            else data
-        )
         HuggingFaceModel.__init__(self, settings)
-        TextTask.__init__(self, TextDataConfig.model_validate(given), settings.seq_len)
+        text = TextDataConfig.model_validate({"tokenizer": self.own_tokenizer(), **data})
+        TextTask.__init__(self, text, settings.seq_len)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
@@ -152,7 +146,7 @@ class CausalLM(nn.Module):
 
 
 def without_noise(network: Any) -> None:
-    """Switches off the dropouts and the noise of routers of a model of transformers in place, but no adapter's."""
+    """Switch off the dropouts and the noise of routers of a model of transformers in place, but no adapter's."""
     for name, module in network.named_modules():
         if isinstance(module, nn.Dropout) and ".lora_" not in name:
             module.p = 0.0

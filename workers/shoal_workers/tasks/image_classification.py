@@ -28,9 +28,9 @@ from shoal_workers.contract.hugging_face import config_of
 from shoal_workers.contract.text_data import BadRows, ImageClassModelConfig, ImagesConfig
 from shoal_workers.data.errors import BadRowError, MissingTextError
 from shoal_workers.data.images import SUFFIXES, PixelSettings, decoded, pixels_of, settings_of
-from shoal_workers.data.labelled import Labelled, prepare, prepare_rows
+from shoal_workers.data.labelled import Labelled, prepare, prepare_rows, read_unchanged
 from shoal_workers.data.records import Record
-from shoal_workers.data.tokenizer import Split, split_of
+from shoal_workers.data.tokenizer import Split, choose_split
 from shoal_workers.tasks.class_heads import Classifier, directories_in
 from shoal_workers.tasks.rows import FlippedSamples, RowSamples, class_of
 
@@ -88,8 +88,8 @@ class ImageClassification(Classifier):
                 for path, size in _images_in(Path(folder).expanduser(), name):
                     count += 1
                     sized = f"{number}/{path}{_SIZE}{size}"
-                    held = split_of(path.encode(), self.images.validation_fraction) is Split.VALIDATION
-                    yield sized, label, bool(number) or (self.images.validation_folder is None and held)
+                    is_held_back = choose_split(path.encode(), self.images.validation_fraction) is Split.VALIDATION
+                    yield sized, label, bool(number) or (self.images.validation_folder is None and is_held_back)
             if not count:
                 raise MissingTextError(
                     f"data.folder {folder!r} has no image below {', '.join(names[:4])} on this node. It must have a "
@@ -141,16 +141,10 @@ class ImageClassification(Classifier):
         number, _, path = name.partition("/")
         folder = self.images.validation_folder if int(number) else self.images.folder
         file = Path(folder or "").expanduser() / path
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise MissingTextError(f"{file} cannot be read: {error.strerror}.") from error
-        if len(content) != int(size):
-            raise MissingTextError(f"{file} has changed: it had {size} bytes, and has {len(content)}. Put it back.")
-        return content, str(file)
+        return read_unchanged(file, int(size)), str(file)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean cross entropy (nats) of the labels, and the metric `accuracy`."""
+        """Return the mean cross entropy (nats) of the labels, and the metric `accuracy`."""
         return self.judged(model(pixel_values=batch["pixels"]), batch["label"])
 
 

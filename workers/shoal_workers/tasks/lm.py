@@ -31,7 +31,7 @@ class LanguageModel(TextTask):
         self.seed = seed
 
     def build_model(self) -> nn.Module:
-        """The model, with weights from torch's global generator.
+        """Return the model, with weights from torch's global generator.
 
         Raises:
             ValueError: model.vocab_size is smaller than the tokenizer's vocabulary.
@@ -62,7 +62,7 @@ class LanguageModel(TextTask):
         return {"config": _llama_config(self.config, model.embedding.num_embeddings), "renames": _LLAMA_NAMES}
 
     def shard_units(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The blocks, each gathered separately; embedding, last norm and head belong to the root."""
+        """Return the blocks, each gathered separately; embedding, last norm and head belong to the root."""
         assert isinstance(model, Transformer)
         return list(model.blocks)
 

@@ -43,7 +43,7 @@ def add_adapters(network: Any, settings: LoraConfig) -> None:
 
 
 def outputs_of_adapters(network: Any) -> list[nn.Module]:
-    """The layer of each adapter whose output is added to that of the layer beside it."""
+    """Return the layer of each adapter whose output is added to that of the layer beside it."""
     return [module for name, module in network.named_modules() if name.endswith(f".lora_B.{ADAPTER}")]
 
 

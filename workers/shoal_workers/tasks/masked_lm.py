@@ -59,22 +59,22 @@ class Masking:
         hidden, labels = tokens.copy(), np.full_like(tokens, NO_LABEL)
         if not len(candidates):
             return hidden, labels
-        words = self._words(number, 3 * len(candidates)).reshape(3, -1)
+        draws = self._draw(number, 3 * len(candidates)).reshape(3, -1)
         num = max(1, round(self.fraction * len(candidates)))
-        chosen = np.argsort(words[0], kind="stable")[:num]
+        chosen = np.argsort(draws[0], kind="stable")[:num]
         places = candidates[chosen]
-        tenth = words[1][chosen] % np.uint64(_TENTHS)
-        replaced = (words[2][chosen] % np.uint64(self.vocab_size)).astype(np.int64)
+        tenth = draws[1][chosen] % np.uint64(_TENTHS)
+        replaced = (draws[2][chosen] % np.uint64(self.vocab_size)).astype(np.int64)
         is_random = (tenth >= _MASKED) & (tenth < _RANDOM) & ~np.isin(replaced, kept)
         labels[places] = tokens[places]
         hidden[places[tenth < _MASKED]] = self.mask
         hidden[places[is_random]] = replaced[is_random]
         return hidden, labels
 
-    def _words(self, number: int, count: int) -> NDArray[Any]:
+    def _draw(self, number: int, count: int) -> NDArray[Any]:
         key = np.array([self.seed & 0xFFFFFFFFFFFFFFFF, number & 0xFFFFFFFFFFFFFFFF], np.uint64)
-        words: NDArray[Any] = np.random.Philox(key=key, counter=number >> 64).random_raw(count)
-        return words
+        draws: NDArray[Any] = np.random.Philox(key=key, counter=number >> 64).random_raw(count)
+        return draws
 
     def describe(self) -> str:
         """All that decides what is hidden."""
@@ -103,7 +103,8 @@ class MaskedSamples(Dataset[dict[str, Tensor]]):
         return self._size
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
-        """The samples at these positions of the run: each number holds the position, too, which decides the mask."""
+        """Return the samples at these positions of the run: each number holds the position, too, which decides the
+        mask."""
         own = getattr(self._samples, "samples_at", None)
         if own is not None:
             samples = own(positions, seed)
@@ -173,22 +174,22 @@ class MaskedLanguageModel(PretrainedModel):
         return Network(network)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The sum of the cross entropies (nats) of a micro-batch's hidden tokens, computed in fp32, and their number: a
-        step's loss is the mean over all hidden tokens in it."""
+        """Return the sum of the cross entropies (nats) of a micro-batch's hidden tokens, computed in fp32, and their
+        number: a step's loss is the mean over all hidden tokens in it."""
         logits = model(input_ids=batch["tokens"])
         return summed_cross_entropy(logits, batch["labels"])
 
 
 def _ends(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes have no token that begins a text, and pieces of a text do not end with the end of a document."""
-    return ((), ()) if tokenizer.token_of(_MASKS) is None else tokenizer.ends
+    return ((), ()) if tokenizer.find_token(_MASKS) is None else tokenizer.ends
 
 
 def _masking(config: MaskedTextConfig, tokenizer: Tokenizer, seed: int) -> Masking:
     if config.tokenizer == BYTE_TOKENIZER:
         mask: int | None = BYTE_VOCABULARY
     else:
-        mask = tokenizer.token_of(_MASKS if config.mask_token is None else (config.mask_token,))
+        mask = tokenizer.find_token(_MASKS if config.mask_token is None else (config.mask_token,))
     if mask is None:
         raise TokenizerError(
             f"data.tokenizer {config.tokenizer!r} has no token {config.mask_token or ' or '.join(_MASKS[:2])}, which a "

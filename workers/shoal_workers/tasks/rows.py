@@ -37,7 +37,7 @@ class RowTask(PretrainedModel):
         raise NotImplementedError
 
     def examples(self) -> LabelledExamples:
-        """The examples, made if that was not done before. DataError: the files cannot be read."""
+        """Return the examples, made if that was not done before. DataError: the files cannot be read."""
         if self._examples is None:
             self.prepare(lambda _: None)
         assert self._examples is not None
@@ -65,7 +65,7 @@ class RowSamples(Dataset[dict[str, Tensor]]):
                 f"data has {len(examples):,} examples, and none of them is in the training split. Add some, or lower "
                 "data.validation_fraction."
             )
-        why = f"examples that cannot be read; the first: {examples.first_left_out}"
+        why = f"examples that cannot be read (the first: {examples.first_left_out})"
         self.left_out = {why: examples.num_left_out} if examples.num_left_out and self._split is Split.TRAIN else {}
         described = f"{examples.content_hash} {split} {settings}"
         self.content_hash = hashlib.sha256(described.encode()).hexdigest()
@@ -96,7 +96,7 @@ class FlippedSamples(Dataset[dict[str, Tensor]]):
         return len(self._samples)
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
-        """The samples at these positions of the run, each with its position, which decides."""
+        """Return the samples at these positions of the run, each with its position, which decides."""
         size = len(self._samples)
         return [position * size + sample_at(position, num_samples=size, seed=seed) for position in positions]
 
@@ -126,7 +126,7 @@ def text_of(value: Any, place: str, key: str) -> str:
 
 
 def tokens_of(value: Any, place: str, key: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
-    """The tokens of a text of a row. BadRowError: it is no text, or has no token."""
+    """Return the tokens of a text of a row. BadRowError: it is no text, or has no token."""
     tokens = tokenizer.encode_whole(text_of(value, place, key), max_tokens)
     if not tokens:
         raise BadRowError(f"{place}: data.{key} is an empty text. Remove the row.")
@@ -134,8 +134,8 @@ def tokens_of(value: Any, place: str, key: str, tokenizer: Tokenizer, max_tokens
 
 
 def class_of(value: Any, place: str, classes: Sequence[str], num_labels: int) -> int:
-    """The number of a class of a row. A number and its digits are the same label, as files of text (CSV) have digits
-    only; if a class has digits as its name, a label is always a name. BadRowError: there is no such class."""
+    """Return the number of a class of a row. A number and its digits are the same label, as files of text (CSV) have
+    digits only; if a class has digits as its name, a label is always a name. BadRowError: there is no such class."""
     label = value if isinstance(value, str) else json.dumps(value, default=str)
     if label in classes:
         return classes.index(label)
@@ -151,7 +151,7 @@ def class_of(value: Any, place: str, classes: Sequence[str], num_labels: int) ->
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the cross entropies (nats) of all labels, in fp32, and their number; NO_LABEL is none. Logits
+    """Return the sum of the cross entropies (nats) of all labels, in fp32, and their number; NO_LABEL is none. Logits
     (..., V), labels (...)."""
     flat = labels.flatten()
     total = torch.nn.functional.cross_entropy(

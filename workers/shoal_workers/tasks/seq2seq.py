@@ -40,8 +40,8 @@ class DecoderTask(RowTask):
         return Network(network)
 
     def cross_entropy(self, model: nn.Module, labels: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of the cross entropies (nats) of labels (B, T), and the number of their tokens. `inputs`: those of
-        the encoder."""
+        """Return the sum of the cross entropies (nats) of labels (B, T), and the number of their tokens. `inputs`:
+        those of the encoder."""
         assert self._decoder is not None, "build_model comes first"
         logits = model(**inputs, decoder_input_ids=self._decoder.before(labels), use_cache=False)
         return summed_cross_entropy(logits, labels)

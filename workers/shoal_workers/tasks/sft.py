@@ -16,9 +16,8 @@ from shoal_workers.contract.families import isolates_packed
 from shoal_workers.contract.hugging_face import HuggingFaceConfig, architecture_of
 from shoal_workers.contract.text_data import AnswersConfig
 from shoal_workers.data.tokenizer import Split
-from shoal_workers.tasks.answers import AnswerDataset
+from shoal_workers.tasks.answers import AnswerDataset, ExamplesTask
 from shoal_workers.tasks.conversations import answer_of
-from shoal_workers.tasks.examples_task import ExamplesTask
 from shoal_workers.tasks.hf import parts_of
 from shoal_workers.tasks.rows import summed_cross_entropy
 
@@ -60,8 +59,8 @@ class SupervisedFineTuning(ExamplesTask):
     def loss(
         self, model: nn.Module, batch: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """The sum of the cross entropies (nats) of a micro-batch's answers, computed in fp32, and the number of their
-        tokens: a step's loss is the mean over all tokens of answers in it.
+        """Return the sum of the cross entropies (nats) of a micro-batch's answers, computed in fp32, and the number of
+        their tokens: a step's loss is the mean over all tokens of answers in it.
 
         The routers' loss, if the model has one, counts as often as there are such tokens."""
         positions = (batch["positions"],) if self.answers.packing else ()

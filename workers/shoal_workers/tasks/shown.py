@@ -82,7 +82,7 @@ def labelled_texts(task: Any, sample: Any, decode: Decode) -> Row:
 
 
 def _next_tokens(tokens: Tensor, labels: Tensor) -> tuple[list[int], list[bool]]:
-    """The whole sequence of inputs and their next tokens, without padding, and which tokens are labels."""
+    """Return the whole sequence of inputs and their next tokens, without padding, and which tokens are labels."""
     is_label = [False, *(labels != NO_LABEL).tolist()]
     following = torch.where(labels == NO_LABEL, torch.cat((tokens[1:], labels[-1:])), labels)
     last = max((number for number, counts in enumerate(is_label) if counts), default=len(tokens) - 1)

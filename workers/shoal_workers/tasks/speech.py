@@ -88,7 +88,7 @@ class SpeechToText(DecoderTask):
         return RowSamples(self.examples(), split, read, extractor.to_json_string())
 
     def extractor(self) -> Any:
-        """The feature extractor of transformers.
+        """Return the feature extractor of transformers.
 
         Raises:
             ImportError: the extra `hf` is not installed.

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.corpus import Corpus
-from shoal_workers.data.dataset import TokenDataset
-from shoal_workers.data.mixture import Mixture, ValidationMixture
+from shoal_workers.data.mixture import Mixture, TokenDataset, ValidationMixture
 from shoal_workers.data.prepare import named_source, prepare_corpora
 from shoal_workers.data.tokenizer import ByteTokenizer, Split, load_tokenizer
 
@@ -74,7 +73,7 @@ class TextTask:
         return Mixture(self._of(Split.TRAIN), self.text.sources)
 
     def _of(self, split: str) -> list[TokenDataset]:
-        """The samples of each source."""
+        """Return the samples of each source."""
         parts = []
         for number, corpus in enumerate(self._corpora):
             with named_source(self.text, number):

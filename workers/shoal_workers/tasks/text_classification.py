@@ -90,5 +90,5 @@ class TextClassification(Classifier):
         return model
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean cross entropy (nats) of the labels, and the metric `accuracy`."""
+        """Return the mean cross entropy (nats) of the labels, and the metric `accuracy`."""
         return self.judged(model(input_ids=batch["tokens"], attention_mask=batch["is_token"]), batch["label"])

@@ -16,9 +16,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.errors import CliError, ExitCode
-from shoal_api.cli.render.accounts import is_valid, render_audit, render_tokens
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.render.fleet import is_valid, render_audit, render_tokens
+from shoal_api.cli.session import CliError, ExitCode, Session, command
 from shoal_api.client import Client
 from shoal_api.client.credentials import forget_token, store_token
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest, Whoami

@@ -18,10 +18,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from shoal_api.cli.errors import CliError, ExitCode
-from shoal_api.cli.options import JobArgument
-from shoal_api.cli.render.terminal import clock, make_table, number
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.render.terminal import format_number, format_time, make_table
+from shoal_api.cli.session import CliError, ExitCode, JobArgument, Session, command
 from shoal_api.client import Disconnected
 from shoal_service.artifact_views import ModelRequest, ModelVersion, OutputView
 from shoal_service.core.quantities import count_text, size_text
@@ -51,10 +49,8 @@ def register(
     description: Annotated[str, typer.Option("--description", help="Words about this version.")] = "",
 ) -> None:
     """Register a checkpoint as the next version of a model. Nothing deletes it while it is registered."""
-    job, _, step = source.partition("@")
-    if step and not (step.isascii() and step.isdigit()):
-        raise CliError(f"{source!r} has no step after the @", hint="for example: shoal model register JOB@1000")
-    request = ModelRequest(job=session.job_id(job), step=int(step) if step else None, description=description)
+    job_id, step = session.job_and_step(source)
+    request = ModelRequest(job=job_id, step=step, description=description)
     session.show(
         session.client.register_model(name, request),
         lambda version: f"{version.name}@{version.version}: step {version.step} of job {version.job_id}",
@@ -148,9 +144,9 @@ def _versions_table(versions: Sequence[ModelVersion]) -> RenderableType:
                 ", ".join(version.aliases),
                 version.job_id,
                 version.step,
-                number(version.metrics.get("loss")),
-                number(version.metrics.get("val_loss")),
-                clock(version.registered_at),
+                format_number(version.metrics.get("loss")),
+                format_number(version.metrics.get("val_loss")),
+                format_time(version.registered_at),
                 version.registered_by,
             )
             for version in versions
@@ -251,7 +247,7 @@ def files(
 ) -> None:
     """List the files that the program of a job has written below its directory, and that the job's storage has."""
     page = session.client.files(session.job_id(job), pattern, limit=_MAX_FILES)
-    rows = [(file.name, size_text(file.bytes), clock(file.modified_at)) for file in page.items]
+    rows = [(file.name, size_text(file.bytes), format_time(file.modified_at)) for file in page.items]
     empty = "The storage of the job has no such file."
     session.show(page, make_table(("file", "size", "changed"), rows, empty=empty))
     if page.num_left_out:

@@ -2,21 +2,25 @@
 rename; pin, verify and delete a checkpoint.
 
 `scale` and `relayout` print what the change will do, the others the state after it. Labels and annotations are written
-as for `kubectl`: NAME=VALUE sets, NAME- removes. `several.py` has those that may change many jobs at once.
+as for `kubectl`: NAME=VALUE sets, NAME- removes.
+
+Some are for one job, several jobs, all jobs with a label, or all for which a condition holds: pause, resume, cancel,
+archive, unarchive, delete and label. `gc` removes what ended jobs leave behind.
+
+All jobs are found before any is changed, so that a mistyped name changes nothing. Then every job is changed, also if
+the change of another job is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.commands.several import JobSelection, change_each
-from shoal_api.cli.errors import CliError, ExitCode
-from shoal_api.cli.options import JobArgument, WhereOption, YesFlag, given
 from shoal_api.cli.render.jobs import (
     describe_alert,
     job_line,
@@ -25,12 +29,25 @@ from shoal_api.cli.render.jobs import (
     render_checkpoints,
     verification_line,
 )
-from shoal_api.cli.session import Session, command
-from shoal_api.client import ApiError
+from shoal_api.cli.session import (
+    CliError,
+    ExitCode,
+    JobArgument,
+    JobsArgument,
+    LabelsOption,
+    Session,
+    WhereOption,
+    YesFlag,
+    command,
+    explain,
+    keep_given,
+)
+from shoal_api.client import ApiError, Client
 from shoal_service.control.code_archive import CodeArchiveError
-from shoal_service.core.quantities import size_text
+from shoal_service.core.quantities import count_text, size_text
+from shoal_service.fleet_views import DeletionView, RemovalView
 from shoal_service.views import CheckpointView, ElasticityPatch, JobPatch, JobView
-from shoal_workers.contract import ParallelismSpec
+from shoal_workers.contract import JobState, ParallelismSpec
 
 _REPORT_EVERY_S = 5.0
 """Pause between two lines about the progress of a verification."""
@@ -52,7 +69,7 @@ def scale(
     standby: Annotated[int | None, typer.Option("--standby", min=0, help="New elasticity.standby.")] = None,
 ) -> None:
     """Change how far a job may shrink and grow. The job follows at its next step boundary and loses no step."""
-    limits = given(min_workers=least, max_workers=most, standby=standby)
+    limits = keep_given(min_workers=least, max_workers=most, standby=standby)
     if not limits:
         raise CliError("scale needs --min, --max or --standby", hint=f"shoal scale {job} --max 4")
     _patch(session, job, JobPatch(elasticity=ElasticityPatch(**limits)))
@@ -283,7 +300,7 @@ def label(
     if not labels:
         raise CliError("label --where needs NAME=VALUE or NAME-", hint="shoal label --where 'loss > 3' team=speech")
     patch = JobPatch(labels=labels)
-    job_ids = JobSelection("label", [], [], where, asks=not yes).find(session)
+    job_ids = find_jobs(session, "label", None, None, where, asks=not yes)
     change_each(session, job_ids, lambda client, job_id: client.patch(job_id, patch), _labels_line, as_list=True)
 
 
@@ -349,3 +366,229 @@ def _show_keys(session: Session, reference: str, patch: JobPatch | None, key: st
     values: dict[str, str] = getattr(view.spec, key)
     lines = [f"{name}={value}" for name, value in sorted(values.items())] or [f"no {key}"]
     session.show(view, "\n".join([job_line(view), *lines]))
+
+
+View = TypeVar("View")
+
+
+def _for_each_job(
+    *, asks_for_labels: bool = False
+) -> Callable[[Callable[[Client, str], JobView]], Callable[..., None]]:
+    """Make a command of a change of one job: it changes the jobs that JOB..., --label or --where name."""
+
+    def decorate(change: Callable[[Client, str], JobView]) -> Callable[..., None]:
+        @command()
+        def run(
+            session: Session,
+            jobs: JobsArgument = None,
+            label: LabelsOption = None,
+            where: WhereOption = "",
+            yes: YesFlag = False,
+        ) -> None:
+            asks = bool(where or (asks_for_labels and label)) and not yes
+            job_ids = find_jobs(session, change.__name__, jobs, label, where, asks=asks)
+            change_each(session, job_ids, change, _limits_line, as_list=len(jobs or ()) != 1)
+
+        run.__doc__ = change.__doc__
+        return run
+
+    return decorate
+
+
+@_for_each_job()
+def pause(client: Client, job_id: str) -> JobView:
+    """Save a checkpoint and release the workers until `resume`."""
+    return client.pause(job_id)
+
+
+@_for_each_job()
+def resume(client: Client, job_id: str) -> JobView:
+    """Put paused jobs back into the queue."""
+    return client.resume(job_id)
+
+
+@_for_each_job(asks_for_labels=True)
+def cancel(client: Client, job_id: str) -> JobView:
+    """End jobs. Their checkpoints are kept. Jobs found by --label or --where are shown first, with a question."""
+    return client.cancel(job_id)
+
+
+@_for_each_job()
+def archive(client: Client, job_id: str) -> JobView:
+    """Take jobs that have ended out of the lists. Nothing of them is deleted; `shoal jobs --archived` shows them."""
+    return client.archive(job_id)
+
+
+@_for_each_job()
+def unarchive(client: Client, job_id: str) -> JobView:
+    """Take archived jobs back into the lists."""
+    return client.unarchive(job_id)
+
+
+def find_jobs(
+    session: Session,
+    verb: str,
+    names: Sequence[str] | None,
+    labels: Sequence[str] | None,
+    where: str,
+    *,
+    asks: bool,
+    find_id: Callable[[str], str] | None = None,
+) -> list[str]:
+    """Return the ids of the jobs with these names, or else of those that labels and condition select, each once.
+
+    Args:
+        asks: a person confirms the jobs that labels or condition select.
+        find_id: finds the job of a name; None for `Session.job_id`.
+
+    Raises:
+        CliError: names and a search are both given, or neither; or there is no such job.
+    """
+    if bool(names) == bool(labels or where):
+        raise CliError(
+            f"{verb} needs JOB..., --label or --where, and was given {'both' if names else 'neither'}",
+            hint=f"shoal {verb} JOB JOB, or shoal {verb} --label team=speech, or shoal {verb} --where 'loss > 3'",
+        )
+    if names:
+        return list(dict.fromkeys(map(find_id or session.job_id, names)))
+    kind, states = _SEARCHED[verb]
+    condition = where
+    if verb == "unarchive":
+        condition = f"({where}) and archived" if where else "archived"
+    jobs = list(session.client.jobs(state=states, label=labels or (), where=condition))
+    if not jobs:
+        options = [*(f"--label {label}" for label in labels or ()), *([f"--where {where!r}"] if where else [])]
+        raise CliError(
+            f"no {kind} has {' and '.join(options)}",
+            hint="`shoal jobs --label` lists the jobs with a label, `shoal jobs --where` those that fit a condition",
+            exit_code=ExitCode.NOT_FOUND,
+        )
+    if asks:
+        for job in jobs:
+            session.output.say(f"{job.id}  {job.name}  {job.state}")
+        number = count_text(len(jobs), "job")
+        question = f"{verb.capitalize()} {'this job' if len(jobs) == 1 else f'these {number}'}?"
+        session.confirm(question, consequence=f"this would {verb} {number}")
+    return [job.id for job in jobs]
+
+
+_ENDED = tuple(state for state in JobState if state.ended)
+_ACTIVE = tuple(state for state in JobState if not state.ended)
+_SEARCHED = {
+    "pause": ("job that has not ended", _ACTIVE),
+    "resume": ("paused job", (JobState.PAUSED, JobState.PAUSING)),
+    "cancel": ("job that has not ended", _ACTIVE),
+    "archive": ("job that has ended", _ENDED),
+    "unarchive": ("archived job", _ENDED),
+    "delete": ("job that has ended", _ENDED),
+    "label": ("job", ()),
+}
+"""What a verb changes, for messages, and the states of such jobs."""
+
+
+def change_each(
+    session: Session,
+    job_ids: Sequence[str],
+    change: Callable[[Client, str], View],
+    line: Callable[[View], str],
+    *,
+    as_list: bool,
+) -> None:
+    """Change all jobs, and print what they are then. If `as_list`, the refusal of one does not keep the others from
+    being changed, and the exit code is that of the first refusal."""
+    views: list[View] = []
+    refused: dict[str, CliError] = {}
+    for job_id in job_ids:
+        try:
+            views.append(change(session.client, job_id))
+        except ApiError as error:
+            refusal = explain(error, session.url)
+            if refusal is None or not as_list:
+                raise
+            refused[job_id] = refusal
+    if as_list:
+        errors = [{"id": job_id, **refusal.document()} for job_id, refusal in refused.items()]
+        session.show([*views, *errors], "\n".join(line(view) for view in views))
+    else:
+        session.show(views[0], line)
+    for job_id, refusal in refused.items():
+        session.output.say(f"error: {job_id}: {refusal.message}", "bad")
+    if refused:
+        raise typer.Exit(next(iter(refused.values())).exit_code)
+
+
+def _limits_line(job: JobView) -> str:
+    elastic = job.spec.elasticity
+    limits = f"(min {elastic.min_workers}, max {elastic.max_workers}, standby {elastic.standby})"
+    return job_line(job, f"workers {job.status.workers} {limits}", f"layout {job.status.layout or '-'}")
+
+
+@command()
+def delete(
+    session: Session,
+    jobs: JobsArgument = None,
+    label: LabelsOption = None,
+    where: WhereOption = "",
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Leave its files in the storage.")
+    ] = False,
+    yes: YesFlag = False,
+) -> None:
+    """Delete jobs that have ended, with their histories and checkpoints. It cannot be undone.
+
+    Pinned checkpoints stay in the storage. A job that has not ended is refused: `shoal cancel` ends it.
+    """
+    job_ids = find_jobs(session, "delete", jobs, label, where, asks=not yes, find_id=partial(_find_deletable, session))
+    if jobs and not yes:
+        files = "" if keep_checkpoints else " and its checkpoints"
+        session.confirm(f"Delete job {' '.join(job_ids)}{files}? This cannot be undone.")
+    change_each(
+        session,
+        job_ids,
+        lambda client, job_id: client.delete_job(job_id, checkpoints=not keep_checkpoints),
+        _describe_deletion,
+        as_list=len(jobs or ()) != 1,
+    )
+
+
+@command()
+def gc(
+    session: Session,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+) -> None:
+    """Delete now what ended jobs leave behind and is older than the server's settings SHOAL_RETAIN_... allow.
+
+    The server does it by itself every SHOAL_GC_EVERY_S seconds.
+    """
+    view = session.client.gc(dry_run=dry_run)
+    removals = list(view.removals)
+    while not view.is_complete and not dry_run and any(not removal.error for removal in view.removals):
+        view = session.client.gc()
+        removals += view.removals
+    lines = [_removal_line(removal) for removal in removals]
+    if dry_run and not view.is_complete:
+        lines.append("... and more")
+    result = view.model_copy(update={"removals": tuple(removals)})
+    session.show(result, "\n".join(lines) or "nothing is old enough to be deleted")
+
+
+def _find_deletable(session: Session, reference: str) -> str:
+    """Return the id of a job, also if its deletion was begun: to delete it again does no harm."""
+    if any(deletion.job_id == reference for deletion in session.client.deletions(limit=1000)):
+        return reference
+    return session.job_id(reference)
+
+
+def _describe_deletion(view: DeletionView) -> str:
+    if view.finished_at is None:
+        return f"{view.job_id}  {view.name}  not complete: {view.error}\nthe server tries again"
+    files = "with its checkpoints" if view.with_checkpoints else f"its files stay in {view.root}"
+    head = f"{view.job_id}  {view.name}  deleted, {files} ({count_text(view.rows, 'row')})"
+    return "\n".join([head, *(f"pinned, stays: {url}" for url in view.kept)])
+
+
+def _removal_line(removal: RemovalView) -> str:
+    job = f"{removal.job_id}  " if removal.job_id else ""
+    rows = count_text(removal.rows, "row") if removal.rows else ""
+    result = f"not deleted: {removal.error}" if removal.error else rows
+    return "  ".join(filter(None, (f"{removal.kind.value:<10} {job}{removal.name}", result, removal.reason)))

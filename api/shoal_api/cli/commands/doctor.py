@@ -24,11 +24,10 @@ from typing import Annotated
 
 import typer
 
-from shoal_api.cli.errors import ExitCode
-from shoal_api.cli.output import Output
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.session import ExitCode, Output, Session, command
 from shoal_service.core.quantities import size_text
 from shoal_workers.contract import Frozen
+from shoal_workers.machine_limits import available_bytes
 from shoal_workers.version import VERSION
 
 
@@ -50,7 +49,7 @@ def doctor(
             )
             if finding.hint:
                 session.output.line(finding, f"      {finding.hint}", "dim")
-    verdict = worst(findings)
+    verdict = find_worst(findings)
     works = "cannot" if verdict is Verdict.FAIL else "can"
     session.show({"verdict": verdict, "findings": findings}, f"jobs {works} run on this machine")
     if verdict is Verdict.FAIL:
@@ -119,7 +118,7 @@ class Finding(Frozen):
     """What to do; empty if nothing is needed."""
 
 
-def worst(findings: Iterable[Finding]) -> Verdict:
+def find_worst(findings: Iterable[Finding]) -> Verdict:
     order = [Verdict.OK, Verdict.WARN, Verdict.FAIL]
     return max((finding.verdict for finding in findings), key=order.index, default=Verdict.OK)
 
@@ -127,7 +126,7 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 def list_checks(url: str, database_url: str | None) -> tuple[tuple[str, Callable[[], Finding]], ...]:
     """Return all checks with their names, in the order in which they are to run; the slow ones come last."""
     return (
-        ("python", _python),
+        ("python", lambda: judge_python(sys.version_info[:2], sys.version.split()[0])),
         ("memory", _memory),
         ("disk", _disk),
         ("shared memory", _shared_memory),
@@ -141,15 +140,15 @@ def list_checks(url: str, database_url: str | None) -> tuple[tuple[str, Callable
     )
 
 
-def _python() -> Finding:
-    return judge_python((sys.version_info.major, sys.version_info.minor), sys.version.split()[0])
-
-
 def _memory() -> Finding:
+    try:
+        free_bytes = available_bytes()
+    except OSError:  # a system without /proc
+        free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return judge_space(
         "memory",
         "memory",
-        _available_memory(),
+        free_bytes,
         fail_below_gib=1.0,
         warn_below_gib=4.0,
         hint="a worker needs about 0.5 GiB besides its model; the demo has four workers",
@@ -205,28 +204,28 @@ def _ray_auth() -> Finding:
 def judge_server(url: str) -> Finding:
     import httpx
 
-    from shoal_api.cli.readiness import read_warnings, waits_for
+    from shoal_api.cli.readiness import read_readiness
+    from shoal_api.client import Disconnected
 
     try:
-        missing, warnings = waits_for(url), read_warnings(url)
-    except (httpx.TransportError, httpx.InvalidURL) as error:
+        answer = read_readiness(url)
+    except (Disconnected, httpx.InvalidURL) as error:
         return Finding(
             check="server",
             verdict=Verdict.WARN,
-            message=f"no server at {url} ({error})",
+            message=f"no server at {url} ({getattr(error, 'cause', error)})",
             hint="start one with `shoal serve`, or set its address with --url or SHOAL_URL",
         )
-    if missing is not None:
+    if isinstance(answer, str):
         return Finding(
             check="server",
             verdict=Verdict.WARN,
             message=f"{url} answers, but is not ready",
-            hint=f"it waits for {missing}",
+            hint=f"it waits for {answer}",
         )
-    if warnings:
-        return Finding(
-            check="server", verdict=Verdict.WARN, message=f"{url} is ready, with warnings", hint=" ".join(warnings)
-        )
+    if answer.warnings:
+        message = f"{url} is ready, with warnings"
+        return Finding(check="server", verdict=Verdict.WARN, message=message, hint=" ".join(answer.warnings))
     return Finding(check="server", verdict=Verdict.OK, message=f"{url} is ready")
 
 
@@ -282,16 +281,6 @@ def _gloo() -> Finding:
         verdict=Verdict.OK,
         message=f"all-reduce of two ranks works ({time.monotonic() - began:.1f} s with imports)",
     )
-
-
-def _available_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _last_line(text: str) -> str:

@@ -4,7 +4,6 @@ nodes; the queue and its order; the quotas of projects and users.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +13,26 @@ import typer
 from pydantic import ValidationError
 
 from shoal_api.cli.commands.control import ChangesArgument, parse_changes
-from shoal_api.cli.errors import CliError, ExitCode, refuse_with
-from shoal_api.cli.options import JobArgument, given
-from shoal_api.cli.output import complete_file
-from shoal_api.cli.render.accounts import render_tokens
-from shoal_api.cli.render.fleet import render_clusters, render_nodes
+from shoal_api.cli.render.fleet import (
+    render_clusters,
+    render_nodes,
+    render_projects,
+    render_queue,
+    render_tokens,
+    render_usage,
+    render_users,
+)
 from shoal_api.cli.render.jobs import job_line
-from shoal_api.cli.render.queue import render_projects, render_queue, render_usage, render_users
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.session import (
+    CliError,
+    ExitCode,
+    JobArgument,
+    Session,
+    command,
+    keep_given,
+    open_output,
+    refuse_with,
+)
 from shoal_service.core.goodput import Period
 from shoal_service.core.quantities import count_text
 from shoal_service.fleet_views import NodeView, ProjectRules, ProjectView, UserRules, UserView
@@ -110,13 +121,13 @@ def _wait_until_trains(session: Session, job: JobView, to: str) -> JobView:
     """Wait, and print each change of the state to standard error."""
     last = ""
 
-    def is_there(now: JobView) -> bool:
+    def is_there(current: JobView) -> bool:
         nonlocal last
-        state = _describe_state(now)
+        state = _describe_state(current)
         if state != last and not session.output.as_json:
             session.output.say(state, "dim")
         last = state
-        return _trains_in(now, to)
+        return _trains_in(current, to)
 
     return session.client.wait(job.id, until=is_there)
 
@@ -172,7 +183,7 @@ def drain(
         refuse_with("--undo", deadline_s=deadline_s is not None, reason=reason)
         session.show(session.client.undo_drain(node_id), lambda node: render_nodes([node]))
     else:
-        drained = session.client.drain(node_id, deadline_s=deadline_s, **given(reason=reason))
+        drained = session.client.drain(node_id, deadline_s=deadline_s, **keep_given(reason=reason))
         session.show(drained, lambda node: render_nodes([node]))
 
 
@@ -254,10 +265,8 @@ def usage(
     if csv is None:
         rows = session.client.usage(by=by, periods=periods, project=project)
         session.show(rows, lambda rows: render_usage(rows, by, project))
-    elif str(csv) == "-":
-        session.client.export_usage(sys.stdout.buffer, by=by, periods=periods, project=project)
     else:
-        with complete_file(csv) as file:
+        with open_output(csv) as file:
             session.client.export_usage(file, by=by, periods=periods, project=project)
 
 
@@ -300,7 +309,7 @@ def set_quota(
     ] = None,
 ) -> None:
     """Define a project, or change its quotas. What is not given stays as it is."""
-    changes = given(weight=weight, guaranteed=guaranteed)
+    changes = keep_given(weight=weight, guaranteed=guaranteed)
     changes |= _parse_limits(limit=limit, max_running=max_running, max_queued=max_queued)
     if parent is not None:
         changes["parent"] = None if parent == _NONE else parent
@@ -318,7 +327,7 @@ def delete_quota(session: Session, project: ProjectArgument) -> None:
 def _parse_limits(**options: str | None) -> dict[str, int | None]:
     """Parse the options that are given: numbers, or `none`. Raises CliError."""
     limits: dict[str, int | None] = {}
-    for name, text in given(**options).items():
+    for name, text in keep_given(**options).items():
         if text != _NONE and not text.isdecimal():
             option = f"--{name.replace('_', '-')}"
             raise CliError(f"{option} {text!r} is not a number", hint=f"{option} 8, or {option} {_NONE} for no limit")

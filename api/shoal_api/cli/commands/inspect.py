@@ -4,10 +4,8 @@ the cluster and webhooks. One writes a job's series into a file.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +13,8 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from shoal_api.answers import log_source
-from shoal_api.cli.errors import CliError, ExitCode, refuse_with
-from shoal_api.cli.options import JobArgument
-from shoal_api.cli.output import complete_file
+from shoal_api.answers import FileFormat, find_log_source
 from shoal_api.cli.render.accounts import (
-    find,
     incident_name,
     render_goodput,
     render_incident,
@@ -37,11 +31,12 @@ from shoal_api.cli.render.jobs import (
     render_fields,
     render_job,
     render_jobs,
+    render_rounds,
     render_workers,
 )
-from shoal_api.cli.render.progress import event_text, style
-from shoal_api.cli.render.terminal import clock
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.render.progress import event_text, find_style
+from shoal_api.cli.render.terminal import format_time
+from shoal_api.cli.session import CliError, ExitCode, JobArgument, Session, command, open_output, refuse_with
 from shoal_api.client import Disconnected, JobsQuery, ServerError
 from shoal_service.control.spec_io import encode
 from shoal_service.core.goodput import Goodput
@@ -128,14 +123,12 @@ def jobs(
 
 def _export(session: Session, path: Path, format: str, query: JobsQuery, limit: int | None) -> None:
     """Write the file, or CSV to the standard output if the path is `-`."""
-    if str(path) == "-":
-        if format != "csv":
-            raise CliError(f"--{format} - writes bytes that are no text", hint=f"name a file: --{format} FILE")
-        session.client.export_jobs(sys.stdout.buffer, format=format, limit=limit, **query)
-        return
-    with complete_file(path) as file:
+    if str(path) == "-" and format != "csv":
+        raise CliError(f"--{format} - writes bytes that are no text", hint=f"name a file: --{format} FILE")
+    with open_output(path) as file:
         num_jobs = session.client.export_jobs(file, format=format, limit=limit, **query)
-    session.output.say(f"{count_text(num_jobs, 'job')} in {path}")
+    if str(path) != "-":
+        session.output.say(f"{count_text(num_jobs, 'job')} in {path}")
 
 
 @command()
@@ -185,7 +178,7 @@ def logs(
         if not session.output.as_json and line.attempt and line.attempt != attempt:
             attempt = line.attempt
             session.output.line(line, f"--- attempt {attempt} ---", "bold")
-        text = f"{clock(line.at)} [{log_source(line)}] {line.text.rstrip()}"
+        text = f"{format_time(line.at)} [{find_log_source(line)}] {line.text.rstrip()}"
         session.output.line(line, text, "dim" if line.stream is LogStream.SHOAL else "plain")
     if not has_printed:
         session.output.say(_describe_silence(session.client.job(job_id), rank, tail), "dim")
@@ -200,7 +193,7 @@ def events(session: Session, job: JobArgument, follow: FollowFlag = False) -> No
         session.show(list(history), str)
         return
     for event in history:
-        session.output.line(event, event_text(event), style(event))
+        session.output.line(event, event_text(event), find_style(event))
 
 
 @command()
@@ -273,6 +266,12 @@ def incidents(
 
 
 @command()
+def rounds(session: Session, job: JobArgument) -> None:
+    """List the rounds in which a job merges with other islands, and what each island has sent."""
+    session.show(session.client.rounds(session.job_id(job)), render_rounds)
+
+
+@command()
 def goodput(session: Session, job: JobArgument) -> None:
     """Show which share of the workers' time was productive, and how the rest was spent."""
     view = session.client.job(session.job_id(job))
@@ -301,7 +300,8 @@ def parity(
 
 
 def _find_incident(incidents: Sequence[IncidentView], name: str) -> IncidentView:
-    matches = find(incidents, name)
+    """Return the incident that `name`, which is `attempt.id` or an id, stands for. Raises CliError."""
+    matches = [incident for incident in incidents if name in (incident_name(incident), str(incident.id))]
     if len(matches) == 1:
         return matches[0]
     names = ", ".join(incident_name(incident) for incident in matches or incidents)
@@ -311,20 +311,13 @@ def _find_incident(incidents: Sequence[IncidentView], name: str) -> IncidentView
     raise CliError(f"no incident {name!r}", hint=hint, exit_code=ExitCode.NOT_FOUND)
 
 
-class Format(StrEnum):
-    """Format of the file."""
-
-    CSV = "csv"
-    PARQUET = "parquet"
-
-
 @command()
 def series(
     session: Session,
     job: JobArgument,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File. Default: standard output.")] = None,
     format: Annotated[
-        Format | None, typer.Option("--format", help="Default: parquet if the file is named so, else csv.")
+        FileFormat | None, typer.Option("--format", help="Default: parquet if the file is named so, else csv.")
     ] = None,
     max_points: Annotated[
         int | None, typer.Option("--max-points", min=1, max=20_000, help="Means if there are more steps than this.")
@@ -333,17 +326,18 @@ def series(
     """Write loss, speed, world size and the task's own metrics of every step. With --json: a list of points."""
     if session.output.as_json and (out is not None or format is not None):
         raise CliError("--json prints the points", hint="leave out --json to write a file")
-    format = format or (Format.PARQUET if out is not None and out.suffix == ".parquet" else Format.CSV)
-    if out is None and format is Format.PARQUET:
+    if str(out) == "-":
+        out = None
+    format = format or (FileFormat.PARQUET if out is not None and out.suffix == ".parquet" else FileFormat.CSV)
+    if out is None and format is FileFormat.PARQUET:
         raise CliError("parquet is not text", hint="name a file with -o FILE")
     job_id = session.job_id(job)
     if session.output.as_json:
         session.show(session.client.series(job_id, max_points=max_points or 20_000), str)
-    elif out is None:
-        session.client.save_series(job_id, sys.stdout.buffer, format=format, max_points=max_points)
-    else:
-        with complete_file(out) as file:
-            session.client.save_series(job_id, file, format=format, max_points=max_points)
+        return
+    with open_output(out) as file:
+        session.client.save_series(job_id, file, format=format, max_points=max_points)
+    if out is not None:
         session.output.say(f"{out}: {out.stat().st_size:,} bytes")
 
 
@@ -426,7 +420,7 @@ def _show_profile(session: Session, job_id: str, view: ProfileView, out: Path | 
         raise CliError(f"profile {view.number} failed: {view.reason}", exit_code=ExitCode.FAILED)
     paths = {file.name: out / file.name for file in view.files} if out is not None else {}
     for name, path in paths.items():
-        with complete_file(path, parents=True) as file:
+        with open_output(path, parents=True) as file:
             session.client.save_profile_file(job_id, view.number, name, file)
     session.show(view, render_profile)
     for path in paths.values():

@@ -14,8 +14,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.session import CliError, Session, command
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherit_environment
 from shoal_service.clusters.wire import COMMAND, GatewayConfig
 from shoal_service.home import Home

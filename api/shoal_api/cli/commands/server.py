@@ -11,9 +11,7 @@ from typing import Annotated
 
 import typer
 
-from shoal_api.cli.errors import CliError, ExitCode
-from shoal_api.cli.options import given
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.session import ExitCode, Session, command, keep_given
 from shoal_api.demo.show import MIN_STEPS, Scenario, run_demo
 from shoal_api.serve import run_server
 from shoal_service.core.quantities import count_text
@@ -77,7 +75,7 @@ def serve(
 
     An option that is not given is read from the environment (SHOAL_...); otherwise it has its default.
     """
-    options = given(
+    options = keep_given(
         host=host,
         port=port,
         tls_cert=tls_cert,
@@ -111,17 +109,9 @@ def demo(
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
-    prometheus: Annotated[
-        bool,
-        typer.Option(
-            "--prometheus", help="With --keep: start a Prometheus that scrapes the server, if it is installed."
-        ),
-    ] = False,
 ) -> None:
     """Train a language model, kill a worker, recover, and compare the losses with an undisturbed run. Two minutes."""
-    if prometheus and not keep:
-        raise CliError("--prometheus needs --keep", hint="without it the server ends with the demo")
-    if not run_demo(session.output, scenario, steps=steps, keep=keep, prometheus=prometheus):
+    if not run_demo(session.output, scenario, steps=steps, keep=keep):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -140,7 +130,7 @@ def backup(
 
     Checkpoints are not part of it. PostgreSQL needs the program pg_dump.
     """
-    settings = load_settings(**given(state_dir=state_dir, database_url=database_url))
+    settings = load_settings(**keep_given(state_dir=state_dir, database_url=database_url))
     contents = back_up(settings.database_url, file)
     mark_backup(settings.state_dir)
     session.show({"file": str(file), **asdict(contents)}, f"{file}: {_describe(contents)}")
@@ -158,7 +148,7 @@ def restore(
 
     What happened after the backup is lost; jobs continue from their newest checkpoints.
     """
-    settings = load_settings(**given(state_dir=state_dir, database_url=database_url))
+    settings = load_settings(**keep_given(state_dir=state_dir, database_url=database_url))
     with StateLock.take(settings.state_dir):
         result = restore_file(settings.database_url, file, replace=replace, now=time.time())
     lines = [f"restored and checked: {_describe(result.contents)}"]

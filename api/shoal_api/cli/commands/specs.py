@@ -12,13 +12,10 @@ from typing import Annotated
 
 import typer
 
-from shoal_api.cli.errors import CliError, ExitCode
-from shoal_api.cli.options import SetOption, SpecArgument
-from shoal_api.cli.output import Output
 from shoal_api.cli.program_findings import describe as describe_script
 from shoal_api.cli.program_findings import examine, refuse_function_as_task
 from shoal_api.cli.render.terminal import command_text
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.session import CliError, ExitCode, Output, Session, SetOption, SpecArgument, command
 from shoal_api.cli.spec_file import load_spec
 from shoal_api.cli.trial import (
     describe_loop,
@@ -241,7 +238,7 @@ def describe_data(preview: DataPreview) -> str:
             continue
         drawn = f", {split.validated:,} of them are read in each validation" if split.validated is not None else ""
         lines.append(f"{name}: {count_text(split.samples, 'sample')}{drawn}")
-        lines += [f"  left out: {number:,} {reason}" for reason, number in split.left_out.items()]
+        lines += [f"  left out: {reason}: {number:,}" for reason, number in split.left_out.items()]
         if split.num_cut:
             lines.append(f"  cut at model.seq_len: {split.num_cut:,}")
         for title, (least, median, most) in (("tokens", split.tokens), ("tokens in the loss", split.in_loss)):

@@ -9,17 +9,25 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal_api.cli.errors import CliError, ExitCode, refuse_with
 from shoal_api.cli.follow import follow_job
-from shoal_api.cli.options import DEFAULT_URL, JobArgument, SetOption
 from shoal_api.cli.program import Program, code_directory, make_spec, parse_workers, read_program
 from shoal_api.cli.program_findings import is_loop, read_ray_train, refuse_function_as_task
-from shoal_api.cli.render.jobs import job_line, render_job
+from shoal_api.cli.render.jobs import job_line, render_dry_run, render_job
 from shoal_api.cli.render.progress import screen_for
-from shoal_api.cli.render.queue import render_dry_run
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.session import (
+    DEFAULT_URL,
+    CliError,
+    ExitCode,
+    JobArgument,
+    Session,
+    SetOption,
+    command,
+    keep_given,
+    refuse_with,
+)
 from shoal_api.cli.spec_file import apply_overrides, complete, load_spec
 from shoal_service.control.code_archive import CodeArchive
+from shoal_service.views import SweepRequest
 from shoal_workers.contract import JobState, Launcher
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
@@ -110,11 +118,17 @@ def submit(
     spec = None if like is None else _copy_spec(session, like, has_program=bool(message or module))
     document = _make_document(session, message or (), module, assignments or (), options, spec)
     if from_ is not None:
-        document["continue_from"] = _parse_origin(session, from_)
+        job_id, step = session.job_and_step(from_, "--from")
+        document["continue_from"] = keep_given(job=job_id, step=step)
     if dry_run:
         refuse_with("--dry-run", follow=follow, wait=wait)
         result = session.client.dry_run(document, on_packed=_size_reporter(session, document))
         session.show(result, lambda result: render_dry_run(result, time.time()))
+        return
+    islands = document.get("islands")
+    if isinstance(islands, dict) and islands.get("num") and islands.get("index") is None:
+        refuse_with("islands", follow=follow, wait=wait)
+        _submit_islands(session, document, islands["num"])
         return
     job = session.client.submit(document, on_packed=_size_reporter(session, document))
     if not follow and not wait:
@@ -123,6 +137,15 @@ def submit(
         return
     session.output.say(f"submitted {job.id} ({job.name})", "dim")
     _show_until_end(session, job.id, follow=follow)
+
+
+def _submit_islands(session: Session, document: dict[str, Any], num: int) -> None:
+    """Submit a job for each island, all or none."""
+    request = SweepRequest(spec=document, grid={"islands.index": tuple(range(num))})
+    view = session.client.submit_sweep(request)
+    lines = [f"{job.id}  {job.name}" for job in view.jobs]
+    lines += [f"shoal rounds {view.jobs[0].id}", f"shoal sweep stop {view.name}"]
+    session.show({"sweep": view.name, "jobs": [job.id for job in view.jobs]}, "\n".join(lines))
 
 
 def _copy_spec(session: Session, reference: str, *, has_program: bool) -> dict[str, Any]:
@@ -225,10 +248,7 @@ def watch(session: Session, job: JobArgument) -> None:
 def _show_until_end(session: Session, job_id: str, *, follow: bool) -> None:
     """Wait until a job has ended, and show it; if `follow`, with its events. The exit code is that of the job."""
     try:
-        if follow:
-            job = follow_job(session.open_client, job_id, screen_for(session.output))
-        else:
-            job = session.client.wait(job_id)
+        job = follow_job(session.client, job_id, screen_for(session.output)) if follow else session.client.wait(job_id)
     except KeyboardInterrupt:
         option = "" if session.url == DEFAULT_URL else f" --url {session.url}"
         session.output.say(
@@ -244,13 +264,3 @@ def _show_until_end(session: Session, job_id: str, *, follow: bool) -> None:
         session.show(job, lambda job: render_job(job, series, time.time()))
     if job.status.state in (JobState.FAILED, JobState.CANCELLED):
         raise typer.Exit(ExitCode.FAILED)
-
-
-def _parse_origin(session: Session, text: str) -> dict[str, object]:
-    """Return `continue_from` of a spec for JOB or JOB@STEP. The names of jobs have no @."""
-    reference, at, step = text.partition("@")
-    if at and not (step.isascii() and step.isdigit() and int(step) > 0):
-        hint = "for example: --from my-job@120; without @ the newest checkpoint is taken"
-        raise CliError(f"--from {text!r}: {step!r} is not a step", hint=hint)
-    job_id = session.job_id(reference)
-    return {"job": job_id, **({"step": int(step)} if at else {})}

@@ -12,10 +12,8 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.errors import CliError, ExitCode
-from shoal_api.cli.options import YesFlag, given
 from shoal_api.cli.render.jobs import render_sweep
-from shoal_api.cli.session import Session, command
+from shoal_api.cli.session import CliError, ExitCode, Session, YesFlag, command, keep_given, refuse_with
 from shoal_api.cli.spec_file import load_spec
 from shoal_service.control.submission import expand_jobs, expand_specs, fill_name
 from shoal_service.core.quantities import count_text
@@ -90,32 +88,29 @@ def sweep(
     if message[0] in ("show", "stop", "cancel"):
         if len(message) > 2:
             raise CliError(f"sweep {message[0]} takes one name, not {' '.join(message[1:])}", hint="shoal sweep --help")
-        only_start: dict[str, object] = {
-            "--grid": grid,
-            "--range": ranges,
-            "--samples": samples,
-            "--seed": seed,
-            "--limit": limit,
-            "--prune": prune,
-            "--warmup": warmup,
-            "--reduction": reduction,
-            "--set": assignments,
-            "--dry-run": dry_run or None,
-        }
-        for option, value in only_start.items():
-            if value is not None:
-                raise CliError(f"sweep {message[0]} takes no {option}", hint="shoal sweep --help")
+        refuse_with(
+            f"sweep {message[0]}",
+            grid=grid,
+            range=ranges,
+            samples=samples,
+            seed=seed is not None,
+            limit=limit,
+            prune=prune,
+            warmup=warmup,
+            reduction=reduction,
+            set=assignments,
+            dry_run=dry_run,
+        )
         _show_or_stop(session, message[0], message[1] if len(message) > 1 else None, project, yes=yes)
         return
-    if yes:
-        raise CliError("sweep start takes no --yes: it asks nothing", hint="shoal sweep --help")
+    refuse_with("sweep start", yes=yes)
     spec_and_name = message[1:] if message[0] == "start" else message
     if not 1 <= len(spec_and_name) <= 2:
         hint = "shoal sweep start SPEC [NAME] --grid optimizer.lr=1e-4,3e-4"
         raise CliError("sweep start takes a spec, and a name of the sweep if you like", hint=hint)
     source, *names = spec_and_name
     rules = {"limit": limit, "prune": prune, "warmup_steps": warmup, "reduction": reduction, "samples": samples}
-    document = parse_values(source, grid or [], ranges or []) | rules | given(seed=seed)
+    document = parse_values(source, grid or [], ranges or []) | rules | keep_given(seed=seed)
     changes = [*(assignments or []), *([f"project={project}"] if project is not None else [])]
     request = make_request(source, names[0] if names else None, changes, document)
     if dry_run:

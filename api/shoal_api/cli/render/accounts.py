@@ -2,13 +2,10 @@
 and how its losses differ from another job's.
 
 Pure: every function takes views and returns objects that rich prints.
-
-The tables of `shoal token list` and `shoal audit`.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 from collections.abc import Sequence
@@ -18,8 +15,16 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.terminal import STATE_STYLE, Part, bar, clock, facts_grid, make_table, new_table, sparkline
-from shoal_service.access_views import AuditEvent, TokenView
+from shoal_api.cli.render.terminal import (
+    STATE_STYLE,
+    Part,
+    draw_bar,
+    draw_sparkline,
+    format_time,
+    make_facts_grid,
+    make_table,
+    new_table,
+)
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.goodput import Category, Goodput, account, resume, show
 from shoal_service.core.quantities import count_text, duration_text, size_text
@@ -69,9 +74,9 @@ def render_goodput(job: JobView, now: float) -> list[Any]:
     if goodput is None or goodput.total <= 0:
         return [head, Text("no worker-second is booked yet", style="dim")]
     parts = [Part(c, goodput.seconds.get(c, 0.0), style) for c, (style, _) in _WORKER_TIME.items()]
-    lines = [head, _summary(goodput), bar(parts, _WIDTH), _render_categories(goodput)]
+    lines = [head, _summary(goodput), draw_bar(parts, _WIDTH), _render_categories(goodput)]
     if goodput.at is not None and not job.status.state.ended:
-        lines.append(Text(f"booked up to {clock(goodput.at)}", style="dim"))
+        lines.append(Text(f"booked up to {format_time(goodput.at)}", style="dim"))
     return lines
 
 
@@ -81,8 +86,8 @@ def _with_the_queue(job: JobView, now: float) -> Goodput | None:
     goodput = job.status.goodput
     if goodput is None or job.status.state is not JobState.QUEUED:
         return goodput
-    asked = job.spec.elasticity.max_workers
-    return show(account(resume(goodput, at=now), Category.QUEUED, requested=asked, now=now))
+    requested = job.spec.elasticity.max_workers
+    return show(account(resume(goodput, at=now), Category.QUEUED, requested=requested, now=now))
 
 
 def _summary(goodput: Goodput) -> Text:
@@ -132,7 +137,7 @@ def render_incidents(incidents: Sequence[IncidentView]) -> RenderableType:
         [
             (
                 incident_name(incident),
-                clock(incident.at),
+                format_time(incident.at),
                 Text(incident.cause, style="red"),
                 _ranks(incident),
                 _workers(incident),
@@ -153,9 +158,9 @@ def render_incidents(incidents: Sequence[IncidentView]) -> RenderableType:
 def render_incident(incident: IncidentView) -> list[Any]:
     title = (f"incident {incident_name(incident)}", "bold")
     head = Text.assemble(title, "  ", (incident.cause, "red"), f"  {incident.message}")
-    facts = facts_grid(
+    facts = make_facts_grid(
         [
-            ("at", clock(incident.at)),
+            ("at", format_time(incident.at)),
             ("noticed by", incident.witness),
             ("suspected", "" if incident.suspect is None else incident.suspect.words()),
             ("ranks", _ranks(incident)),
@@ -180,11 +185,6 @@ def incident_name(incident: IncidentView) -> str:
     return f"{incident.attempt}.{incident.id}"
 
 
-def find(incidents: Sequence[IncidentView], name: str) -> list[IncidentView]:
-    """Return the incidents that match `name`, which is `attempt.id` or an id."""
-    return [incident for incident in incidents if name in (incident_name(incident), str(incident.id))]
-
-
 def _timeline(incident: IncidentView) -> list[Any]:
     phases = [(phase, getattr(incident, f"{phase}_s"), style, meaning) for phase, style, meaning in _PHASES]
     parts = [Part(phase, spent_s, style) for phase, spent_s, style, _ in phases if spent_s is not None]
@@ -199,8 +199,8 @@ def _timeline(incident: IncidentView) -> list[Any]:
     )
     recovered = f"recovered {duration_text(incident.recovery_s)} after detection"
     if not incident.closed:
-        return [bar(parts, _WIDTH), table, Text("still open", style="yellow")]
-    return [bar(parts, _WIDTH), table, Text(recovered, style="green")]
+        return [draw_bar(parts, _WIDTH), table, Text("still open", style="yellow")]
+    return [draw_bar(parts, _WIDTH), table, Text(recovered, style="green")]
 
 
 def _ranks(incident: IncidentView) -> str:
@@ -214,7 +214,7 @@ def _workers(incident: IncidentView) -> str:
 def render_stacks(stacks: Stacks) -> list[Any]:
     """Return one line that says where the ranks are, then each cluster with its frames, innermost first."""
     page: list[Any] = [Text(stacks.summary or "no worker is warm", style="bold")]
-    page.append(Text(f"{clock(stacks.at)}, generation {stacks.generation}, {stacks.reason}", style="dim"))
+    page.append(Text(f"{format_time(stacks.at)}, generation {stacks.generation}, {stacks.reason}", style="dim"))
     for cluster in stacks.clusters:
         ranks = ", ".join(str(rank) for rank in cluster.ranks)
         who = f"rank {ranks}" if ranks else ", ".join(cluster.worker_ids)
@@ -232,12 +232,16 @@ def render_profile(view: ProfileView) -> list[Any]:
     if view.state is not ProfileState.DONE or not view.times:
         return [head, Text(view.reason or "it has not ended yet", style="dim")]
     steps = [str(times.step) for times in view.times]
-    taken = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    lines = [head, Text(f"{taken}, {duration_text(view.step_s)} each, generation {view.generation}")]
-    lines.append(bar([Part(c, view.mean_s(c), style) for c, (style, _) in _STEP_TIME.items()], _WIDTH))
+    which_steps = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    lines = [head, Text(f"{which_steps}, {duration_text(view.step_s)} each, generation {view.generation}")]
+    lines.append(draw_bar([Part(c, view.mean_s(c), style) for c, (style, _) in _STEP_TIME.items()], _WIDTH))
     page: list[Any] = [*lines, _render_categories_of_step(view)]
     if view.peak_bytes is not None:
         page.append(Text(f"tensors took {size_text(view.peak_bytes)} at most (on a CPU: beyond those before)"))
+    page.extend(
+        Text(f"collectives of {axis.axis}: {duration_text(axis.seconds)}, {axis.hidden:.0%} of it beside computing")
+        for axis in view.overlaps
+    )
     page.append(Text(f"training was held up for {duration_text(view.held_s)}", style="dim"))
     page.extend(Text(f"{file.name}  {size_text(file.bytes)}", style="cyan") for file in view.files)
     if view.note:
@@ -257,7 +261,7 @@ def render_profiles(views: Sequence[ProfileView]) -> RenderableType:
                 f"{view.step_s:.3g}" if view.times else "-",
                 _share_of_step(view, StepCategory.COMPUTE),
                 _share_of_step(view, StepCategory.COMMUNICATION),
-                clock(view.requested_at),
+                format_time(view.requested_at),
                 view.reason or view.note,
             )
             for view in views
@@ -328,7 +332,7 @@ def _numbers(report: ParityView) -> Table:
         )
         if count
     ]
-    return facts_grid(
+    return make_facts_grid(
         [
             ("steps compared", ", ".join([str(report.steps_compared), *unmatched])),
             ("largest relative difference", _at(report.max_rel_diff, report.max_rel_diff_step)),
@@ -343,10 +347,10 @@ def _picture(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> Tab
     """Draw both loss curves, and below them the difference on a logarithmic scale."""
     grid = Table.grid(padding=(0, 2))
     for job_id, points in zip((report.job_id, report.against_id), series, strict=True):
-        grid.add_row(Text(job_id, style="dim"), Text(sparkline([p.loss for p in points], _WIDTH), style="cyan"))
+        grid.add_row(Text(job_id, style="dim"), Text(draw_sparkline([p.loss for p in points], _WIDTH), style="cyan"))
     magnitudes = [math.log10(max(min(point.rel_diff, 1.0), 1e-17)) for point in report.points]
     style = "green" if report.within_tolerance else "red"
-    grid.add_row(Text("difference (log)", style="dim"), Text(sparkline(magnitudes, _WIDTH), style=style))
+    grid.add_row(Text("difference (log)", style="dim"), Text(draw_sparkline(magnitudes, _WIDTH), style=style))
     return grid
 
 
@@ -366,64 +370,3 @@ def _at(value: float | None, step: int | None) -> str:
 
 def _step_or_none(step: int | None) -> str:
     return "none" if step is None else str(step)
-
-
-def is_valid(token: TokenView, now: float) -> bool:
-    return token.revoked_at is None and (token.expires_at is None or now < token.expires_at)
-
-
-def render_tokens(tokens: Sequence[TokenView], now: float) -> RenderableType:
-    """Return a table with one row per token, in the given order."""
-    return make_table(
-        ("id", "name", "role", "for", "ends", "last use", "made by"),
-        [
-            (
-                token.id,
-                token.name,
-                token.role,
-                _scope(token),
-                _end(token, now),
-                "never" if token.last_used_at is None else _time(token.last_used_at),
-                token.created_by,
-            )
-            for token in tokens
-        ],
-    )
-
-
-def render_audit(events: Sequence[AuditEvent]) -> RenderableType:
-    """Return a table with one row per event, in the given order."""
-    return make_table(
-        ("time", "who", "role", "token", "from", "what", "job", "outcome"),
-        [
-            (
-                _time(event.at),
-                event.actor,
-                event.role,
-                event.token_id,
-                event.address,
-                event.operation,
-                event.job_id,
-                event.outcome,
-            )
-            for event in events
-        ],
-    )
-
-
-def _scope(token: TokenView) -> str:
-    if token.cluster is not None:
-        return f"cluster {token.cluster}"
-    return "all" if token.projects is None else ", ".join(token.projects)
-
-
-def _end(token: TokenView, now: float) -> str:
-    if token.revoked_at is not None:
-        return "revoked"
-    if token.expires_at is None:
-        return "never"
-    return "expired" if token.expires_at <= now else _time(token.expires_at)
-
-
-def _time(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")

@@ -1,21 +1,43 @@
-"""The service and its machines as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes` and `webhooks`.
+"""The service, its machines and who shares them, as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes`,
+`webhooks`, `queue`, `quota`, `usage`, `token` and `audit`.
 
 Pure: the command asks the server and decides how often.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shoal_api.cli.render.jobs import in_several_clusters
-from shoal_api.cli.render.terminal import STATE_STYLE, clock, make_table, number, steps, worker_bar
+from shoal_api.cli.render.jobs import describe_start_time, in_several_clusters, join_holders
+from shoal_api.cli.render.terminal import (
+    STATE_STYLE,
+    draw_worker_bar,
+    format_number,
+    format_steps,
+    format_time,
+    make_table,
+)
+from shoal_service.access_views import AuditEvent, TokenView
+from shoal_service.core.goodput import Period
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
+from shoal_service.fleet_views import (
+    ClusterSummary,
+    ClusterView,
+    HeldBackJob,
+    NodeView,
+    ProjectUsage,
+    ProjectView,
+    QueuedJob,
+    QueueView,
+    UserView,
+)
 from shoal_service.views import JobSummary, WebhookView
 from shoal_workers.contract import JobState
 
@@ -55,7 +77,7 @@ def _top_head(jobs: Sequence[JobSummary], cluster: ClusterView, now: float) -> T
     alive = [node for node in cluster.nodes if node.alive]
     counts = Counter(job.state for job in jobs)
     states = ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state])
-    head = Text.assemble((clock(now), "bold"), f"  {states or 'no jobs'}")
+    head = Text.assemble((format_time(now), "bold"), f"  {states or 'no jobs'}")
     head.append(f"\nworkers {sum(job.workers for job in jobs)}/{sum(job.desired_workers for job in jobs)}")
     head.append(f"   goodput {_share(fleet_goodput(jobs))}")
     head.append(f"   {count_text(sum(job.incidents for job in jobs), 'incident')}")
@@ -75,9 +97,9 @@ def _top_head(jobs: Sequence[JobSummary], cluster: ClusterView, now: float) -> T
 def fleet_goodput(jobs: Sequence[JobSummary]) -> float | None:
     """Return the goodput of the jobs that hold workers, weighted with the workers that they may have; None if no job
     holds workers."""
-    known = [(job.goodput, job.desired_workers) for job in jobs if job.goodput is not None and job.desired_workers]
-    total = sum(workers for _, workers in known)
-    return sum(ratio * workers for ratio, workers in known) / total if total else None
+    ratios = [(job.goodput, job.desired_workers) for job in jobs if job.goodput is not None and job.desired_workers]
+    total = sum(workers for _, workers in ratios)
+    return sum(ratio * workers for ratio, workers in ratios) / total if total else None
 
 
 def _render_jobs_now(jobs: Sequence[JobSummary]) -> RenderableType:
@@ -103,12 +125,12 @@ def _render_jobs_now(jobs: Sequence[JobSummary]) -> RenderableType:
                 job.name,
                 *([job.cluster or "-"] if several else []),
                 Text(job.state, style=STATE_STYLE[job.state]),
-                steps(job.step, job.total_steps),
+                format_steps(job.step, job.total_steps),
                 duration_text(job.eta_s) if job.eta_s is not None else "-",
-                number(job.loss),
-                number(job.tokens_per_s, 0),
+                format_number(job.loss),
+                format_number(job.tokens_per_s, 0),
                 Text(
-                    worker_bar(job.workers, job.desired_workers),
+                    draw_worker_bar(job.workers, job.desired_workers),
                     style="green" if job.workers >= job.desired_workers else "yellow",
                 ),
                 _share(job.goodput),
@@ -200,11 +222,11 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
     if not node.alive:
         return Text("dead", style="red"), ""
     if node.drain is not None:
-        leaves = f", is switched off at {clock(node.drain.deadline)}" if node.drain.deadline is not None else ""
+        leaves = f", is switched off at {format_time(node.drain.deadline)}" if node.drain.deadline is not None else ""
         left = f" ({count_text(node.num_workers, 'worker')} left)" if node.num_workers else ""
         return Text("draining" if left else "drained", style="yellow"), node.drain.reason + leaves + left
     if node.suspected:
-        test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
+        test = f", next test at {format_time(node.next_test_at)}" if node.next_test_at is not None else ""
         return Text("probation" if node.on_probation else "suspected", style="yellow"), node.suspected + test
     if node.cordon is not None:
         return Text("cordoned", style="yellow"), node.cordon.reason
@@ -244,3 +266,188 @@ def _delivery(hook: WebhookView, now: float) -> Text:
     waits = f"waits for {duration_text(now - hook.waiting_since)}"
     due = "" if hook.next_at is None else f", next attempt in {duration_text(max(0.0, hook.next_at - now))}"
     return Text(f"{waits}: {hook.error}{due}", style="red")
+
+
+def render_queue(queue: QueueView, now: float, names: Mapping[str, str]) -> list[Any]:
+    """Render the jobs that wait, those that run with fewer workers than they may have, and the projects.
+
+    `names`: names of jobs, by id.
+    """
+    held_back = [Text(""), _render_held_back(queue.held_back)] if queue.held_back else []
+    below = [*held_back, Text(""), render_projects(queue.projects)]
+    if not queue.items:
+        return [Text("no job waits", style="dim"), *below]
+    table = make_table(
+        (">#", "id", "name", "project", "user", ">priority", ">waits", "starts", "why"),
+        [
+            (
+                job.place.position if job.place is not None else "-",
+                job.job_id,
+                job.name,
+                job.project,
+                job.user,
+                job.priority,
+                duration_text(max(0.0, now - _find_waiting_since(job))),
+                describe_start_time(None if job.place is None else job.place.expected_at, now),
+                _explain_wait(job, names),
+            )
+            for job in queue.items
+        ],
+    )
+    num_omitted = queue.num_queued - len(queue.items)
+    if num_omitted > 0:
+        below.insert(0, Text(f"and {count_text(num_omitted, 'more job')}; see --limit", style="dim"))
+    return [table, *below]
+
+
+def _render_held_back(jobs: Sequence[HeldBackJob]) -> RenderableType:
+    return make_table(
+        ("running", "name", "project", "user", ">priority", ">workers", "why no more"),
+        [
+            (
+                job.job_id,
+                job.name,
+                job.project,
+                job.user,
+                job.priority,
+                f"{job.workers} of {job.answer.max_workers}",
+                job.answer.reason,
+            )
+            for job in jobs
+        ],
+    )
+
+
+def render_projects(projects: Sequence[ProjectView]) -> RenderableType:
+    return make_table(
+        ("project", "parent", ">weight", ">guaranteed", ">limit", ">workers", ">share", ">running", ">queued"),
+        [
+            (
+                _style_name(project),
+                project.parent or "-",
+                f"{project.weight:g}",
+                project.guaranteed,
+                "-" if project.limit is None else project.limit,
+                project.workers,
+                f"{project.share:.0%}",
+                _format_count(project.running, project.max_running),
+                _format_count(project.queued, project.max_queued),
+            )
+            for project in projects
+        ],
+    )
+
+
+def render_usage(rows: Sequence[ProjectUsage], by: Period, project: str | None) -> RenderableType:
+    """Render the use of projects, a row for each period and project."""
+    whose = f"of project {project} " if project is not None else ""
+    return make_table(
+        (f"{by} of", "project", ">worker hours", ">productive", ">jobs"),
+        [
+            (
+                f"{datetime.datetime.fromtimestamp(row.since, UTC):%Y-%m-%d}",
+                row.project,
+                f"{row.worker_s / 3600:,.1f}",
+                f"{row.productive_s / row.worker_s:.0%}",
+                row.num_jobs,
+            )
+            for row in rows
+        ],
+        empty=f"no job {whose}has had workers in this time",
+    )
+
+
+def render_users(users: Sequence[UserView]) -> RenderableType:
+    return make_table(
+        ("user", ">workers", ">running", ">queued"),
+        [
+            (
+                _style_name(user),
+                user.workers,
+                _format_count(user.running, user.max_running),
+                _format_count(user.queued, user.max_queued),
+            )
+            for user in users
+        ],
+    )
+
+
+def _find_waiting_since(job: QueuedJob) -> float:
+    return (None if job.place is None else job.place.waiting_since) or job.submitted_at
+
+
+def _explain_wait(job: QueuedJob, names: Mapping[str, str]) -> str:
+    if job.place is None:
+        return "not considered by the scheduler yet"
+    return (
+        f"{job.place.reason} Waiting for {join_holders(job.place, names)}." if job.place.holders else job.place.reason
+    )
+
+
+def _style_name(view: ProjectView | UserView) -> Text:
+    return Text(view.name, style="" if view.is_defined else "dim")
+
+
+def _format_count(count: int, limit: int | None) -> str:
+    return str(count) if limit is None else f"{count} of {limit}"
+
+
+def is_valid(token: TokenView, now: float) -> bool:
+    return token.revoked_at is None and (token.expires_at is None or now < token.expires_at)
+
+
+def render_tokens(tokens: Sequence[TokenView], now: float) -> RenderableType:
+    """Return a table with one row per token, in the given order."""
+    return make_table(
+        ("id", "name", "role", "for", "ends", "last use", "made by"),
+        [
+            (
+                token.id,
+                token.name,
+                token.role,
+                _scope(token),
+                _end(token, now),
+                "never" if token.last_used_at is None else _time(token.last_used_at),
+                token.created_by,
+            )
+            for token in tokens
+        ],
+    )
+
+
+def render_audit(events: Sequence[AuditEvent]) -> RenderableType:
+    """Return a table with one row per event, in the given order."""
+    return make_table(
+        ("time", "who", "role", "token", "from", "what", "job", "outcome"),
+        [
+            (
+                _time(event.at),
+                event.actor,
+                event.role,
+                event.token_id,
+                event.address,
+                event.operation,
+                event.job_id,
+                event.outcome,
+            )
+            for event in events
+        ],
+    )
+
+
+def _scope(token: TokenView) -> str:
+    if token.cluster is not None:
+        return f"cluster {token.cluster}"
+    return "all" if token.projects is None else ", ".join(token.projects)
+
+
+def _end(token: TokenView, now: float) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.expires_at is None:
+        return "never"
+    return "expired" if token.expires_at <= now else _time(token.expires_at)
+
+
+def _time(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")

@@ -1,44 +1,50 @@
-"""Renders jobs, workers and checkpoints as tables and pages, and the effect of a change of the spec.
+"""Renders jobs, their workers and checkpoints as tables and pages, and what a change or a submission would do.
 
-For `shoal jobs`, `show`, `sweep`, `workers`, `checkpoints`, `scale` and `relayout`. Pure: every function takes views
-and returns objects that rich prints.
+For `shoal jobs`, `show`, `sweep`, `workers`, `checkpoints`, `scale`, `relayout` and `submit --dry-run`. Pure: every
+function takes views and returns objects that rich prints.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.queue import describe_place
 from shoal_api.cli.render.terminal import (
     NOT_REPORTED,
     STATE_STYLE,
-    clock,
     command_text,
+    draw_sparkline,
+    draw_worker_bar,
+    format_number,
+    format_steps,
+    format_time,
+    make_facts_grid,
     make_table,
-    number,
-    sparkline,
-    steps,
-    worker_bar,
 )
 from shoal_service.core.alerts import AlertView
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
-from shoal_service.core.quantities import count_text, duration_text, size_text
+from shoal_service.core.quantities import count_text, duration_text, range_text, size_text
 from shoal_service.core.where.language import fields_of, parse
-from shoal_service.fleet_views import FleetJob, JobField
+from shoal_service.fleet_views import (
+    DryRun,
+    FleetJob,
+    IslandRound,
+    JobField,
+    StartForecast,
+)
 from shoal_service.views import (
     CheckpointState,
     CheckpointView,
     JobSummary,
     JobView,
+    QueuePlace,
     VerificationState,
     VerificationView,
     WorkerView,
@@ -123,8 +129,8 @@ def render_jobs(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] =
                 job.user,
                 job.priority,
                 state_text(job).append(_state_detail(job), style="dim"),
-                steps(job.step, job.total_steps),
-                number(job.loss),
+                format_steps(job.step, job.total_steps),
+                format_number(job.loss),
                 f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-",
                 duration_text(now - job.created_at),
             )
@@ -186,6 +192,26 @@ def render_workers(workers: Iterable[WorkerView]) -> RenderableType:
     )
 
 
+def render_rounds(rounds: Sequence[IslandRound]) -> RenderableType:
+    return make_table(
+        (">round", "closed", ">members", ">mean loss", ">island", ">step", ">tokens", ">loss", ">size", ">waited"),
+        [row for island_round in rounds for row in _rows_of_round(island_round)],
+        empty="no rounds yet",
+    )
+
+
+def _rows_of_round(island_round: IslandRound) -> Iterator[tuple[object, ...]]:
+    decision = island_round.decision
+    closed = format_time(island_round.closed_at) if island_round.closed_at else "open"
+    num_members = "-" if decision is None else len(decision.members)
+    head: tuple[object, ...] = (island_round.round, closed, num_members, format_number(island_round.loss))
+    for arrival in sorted(island_round.arrived, key=lambda arrival: arrival.island):
+        waited = duration_text(arrival.waited_s)
+        size, loss = size_text(arrival.num_bytes), format_number(arrival.loss)
+        yield (*head, arrival.island, arrival.step, arrival.tokens, loss, size, waited)
+        head = ("", "", "", "")
+
+
 def render_checkpoints(checkpoints: Sequence[CheckpointView]) -> RenderableType:
     return make_table(
         (">step", "state", ">size", ">took", ">stall", ">workers", "committed", "url"),
@@ -197,7 +223,7 @@ def render_checkpoints(checkpoints: Sequence[CheckpointView]) -> RenderableType:
                     style=_CHECKPOINT_STYLE[checkpoint.state],
                 ),
                 *_measures(checkpoint),
-                clock(checkpoint.committed_at) if checkpoint.committed_at else "-",
+                format_time(checkpoint.committed_at) if checkpoint.committed_at else "-",
                 f"{checkpoint.url}\n{checkpoint.message}" if checkpoint.message else checkpoint.url,
             )
             for checkpoint in checkpoints
@@ -256,9 +282,9 @@ def render_sweep(jobs: Sequence[FleetJob]) -> RenderableType:
                 job.id,
                 *(job.labels.get(name, "-") for name in differ),
                 Text(job.state, style=STATE_STYLE[job.state]),
-                steps(job.step, job.total_steps),
-                number(job.loss),
-                number(job.val_loss),
+                format_steps(job.step, job.total_steps),
+                format_number(job.loss),
+                format_number(job.val_loss),
                 job.workers,
                 "" if job.state is JobState.RUNNING else job.message,
             )
@@ -281,7 +307,7 @@ def render_job(
     unknown = NOT_REPORTED if is_silent(job) and not status.state.ended else ""
     state = Text(status.state, style=STATE_STYLE[status.state]).append(_reason_text(status.reason), style="dim")
     limits = f"min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers}"
-    identity: list[tuple[str, Any]] = [
+    identity: list[tuple[str, str | Text]] = [
         ("id", job.id),
         ("name", job.name),
         ("project", f"{job.spec.project}, user {job.spec.user}, priority {job.spec.priority}"),
@@ -291,19 +317,19 @@ def render_job(
         ("goes on from", _origin_text(job)),
         ("code", _code_text(job)),
     ]
-    progress: list[tuple[str, Any]] = [
+    progress: list[tuple[str, str | Text]] = [
         ("state", state),
         ("message", status.message),
         ("cluster", _cluster(job) if several_clusters else ""),
         ("waiting", _waiting(job, now)),
         ("queue", describe_place(job.queue, now, names or {}) if job.queue is not None else ""),
-        ("finish by", clock(job.spec.finish_by) if job.spec.finish_by is not None else ""),
+        ("finish by", format_time(job.spec.finish_by) if job.spec.finish_by is not None else ""),
         ("note", status.note),
-        ("created", clock(job.created_at)),
-        ("started", clock(job.started_at) if job.started_at else ""),
-        ("ended", clock(job.ended_at) if job.ended_at else ""),
+        ("created", format_time(job.created_at)),
+        ("started", format_time(job.started_at) if job.started_at else ""),
+        ("ended", format_time(job.ended_at) if job.ended_at else ""),
     ]
-    training: list[tuple[str, Any]] = [
+    training: list[tuple[str, str | Text]] = [
         ("step", step_text(job)),
         ("loss", _loss(job, series)),
         ("validation", _validation(job)),
@@ -311,15 +337,17 @@ def render_job(
         ("alerts", "\n".join(describe_alert(alert) for alert in status.alerts)),
         ("metrics", metrics_text(status.metrics)),
         ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
-        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else unknown),
+        (f"{unit}/s", format_number(status.tokens_per_s, 0) if status.tokens_per_s is not None else unknown),
         (unit, f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
         ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else unknown),
     ]
-    workers: list[tuple[str, Any]] = [
+    workers: list[tuple[str, str | Text]] = [
         (
             "workers",
-            f"{worker_bar(status.workers, status.desired_workers)}  ({limits})" if status.desired_workers else limits,
+            f"{draw_worker_bar(status.workers, status.desired_workers)}  ({limits})"
+            if status.desired_workers
+            else limits,
         ),
         ("", held_back_text(job)),
         ("layout", status.layout),
@@ -327,30 +355,21 @@ def render_job(
         *(("", _proof_text(proof)) for proof in status.proofs),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
-        ("a dead worker", _cost_text(job, status.worker_loss)),
-        ("a lost node", _cost_text(job, status.node_loss).removeprefix("a lost node ")),
+        ("if a worker dies", _cost_text(job, status.worker_loss)),
+        ("if a node is lost", _cost_text(job, status.node_loss).removeprefix("losing a node ")),
         ("incidents", f"{status.incidents}, {steps_lost_text(job)}" if status.incidents else ""),
         ("goodput", goodput_text(job)),
         ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
     ]
-    page = Table.grid(padding=(0, 2))
-    page.add_column(style="dim")
-    page.add_column(overflow="fold")
-    for rows in (identity, progress, training, workers):
-        filled = [(label, value) for label, value in rows if str(value)]
-        if filled and page.row_count:
-            page.add_row()
-        for label, value in filled:
-            page.add_row(label, value if isinstance(value, Text) else Text(str(value)))
     if status.failure is not None:
-        page.add_row("failure", Text(_failure_text(status.failure), style="red"))
-        page.add_row("", Text(status.failure.traceback.rstrip()))
-    return page
+        failure = Text(_failure_text(status.failure), style="red")
+        workers += [("failure", failure), ("", status.failure.traceback.rstrip())]
+    return make_facts_grid(identity, progress, training, workers)
 
 
 def _waiting(job: JobView, now: float) -> str:
     since = None if job.queue is None else job.queue.waiting_since
-    return "" if since is None else f"since {clock(since)} ({duration_text(max(0.0, now - since))})"
+    return "" if since is None else f"since {format_time(since)} ({duration_text(max(0.0, now - since))})"
 
 
 def is_silent(job: JobView) -> bool:
@@ -376,7 +395,8 @@ def steps_lost_text(job: JobView) -> str:
 def _loss(job: JobView, series: Sequence[SeriesPoint]) -> str:
     if job.status.loss is None:
         return NOT_REPORTED if is_silent(job) else ""
-    return f"{number(job.status.loss)}  {sparkline([point.loss for point in series], _SPARKLINE_WIDTH)}".rstrip()
+    curve = draw_sparkline([point.loss for point in series], _SPARKLINE_WIDTH)
+    return f"{format_number(job.status.loss)}  {curve}".rstrip()
 
 
 def _failure_text(failure: UserFailure) -> str:
@@ -438,7 +458,7 @@ def _validation(job: JobView) -> str:
     if job.status.val_loss is None:
         return ""
     bits = job.status.val_bits_per_byte
-    return f"loss {number(job.status.val_loss)}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
+    return f"loss {format_number(job.status.val_loss)}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
 
 
 def _best(job: JobView) -> str:
@@ -525,3 +545,64 @@ def _layout_after(job: JobView, layout: str) -> str:
     if not before:
         return f"{layout} for {count_text(next_workers(job), 'worker')}"
     return f"{before}, as before" if before == layout else f"{before} -> {layout} at the next step boundary"
+
+
+def describe_start_time(expected_at: float | None, now: float) -> str:
+    """Describe when a queued job is expected to start, rounded to the precision of the forecast."""
+    if expected_at is None:
+        return "not known"
+    left_s = expected_at - now
+    if left_s < 1:
+        return "now"
+    unit = next(unit for unit in (10, 60, 300, 600) if left_s < 15 * unit or unit == 600)
+    return f"in about {duration_text(max(1, round(left_s / unit)) * unit).removesuffix(' 00 s')}"
+
+
+def describe_place(place: QueuePlace, now: float, names: Mapping[str, str]) -> str:
+    """Describe the place of one job, for `shoal show`. The job's message has the reason."""
+    blockers = f", waiting for {join_holders(place, names)}" if place.holders else ""
+    return f"position {place.position}{blockers}; expected start: {describe_start_time(place.expected_at, now)}"
+
+
+def join_holders(place: QueuePlace, names: Mapping[str, str]) -> str:
+    return ", ".join(names.get(holder, holder) for holder in place.holders)
+
+
+def render_dry_run(result: DryRun, now: float) -> Table:
+    spec = result.spec
+    layouts = [
+        (count_text(layout.workers, "worker"), _format_layout(layout.layout, layout.num_idle))
+        for layout in result.layouts
+    ]
+    if spec.program is not None:  # it splits its own work
+        layouts = [
+            ("command", command_text(spec.program)),
+            ("workers", range_text(spec.elasticity.min_workers, spec.elasticity.max_workers)),
+        ]
+    return make_facts_grid(
+        [
+            ("name", spec.name),
+            ("project", f"{spec.project}, user {spec.user}, priority {spec.priority}"),
+            ("start", _describe_start(result.start, now)),
+            *layouts,
+            ("note", result.note),
+            ("", "The spec is accepted. Nothing was submitted."),
+        ]
+    )
+
+
+def _describe_start(start: StartForecast | None, now: float) -> str:
+    if start is None:
+        return "not known: this server does not schedule at the moment"
+    if start.workers is not None:
+        return f"at once. {start.reason}"
+    when = (
+        "start time unknown"
+        if start.expected_at is None
+        else f"expected start: {describe_start_time(start.expected_at, now)}"
+    )
+    return f"it would be number {start.position} in the queue; {when}. {start.reason}"
+
+
+def _format_layout(layout: str, num_idle: int) -> str:
+    return layout + (f", {count_text(num_idle, 'worker')} idle" if num_idle else "")

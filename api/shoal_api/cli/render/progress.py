@@ -17,9 +17,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.output import STYLES, Output
 from shoal_api.cli.render.jobs import goodput_text, is_silent, step_text, steps_lost_text, token_unit
-from shoal_api.cli.render.terminal import NOT_REPORTED, STATE_STYLE, clock, number, sparkline, worker_bar
+from shoal_api.cli.render.terminal import (
+    NOT_REPORTED,
+    STATE_STYLE,
+    draw_sparkline,
+    draw_worker_bar,
+    format_number,
+    format_time,
+)
+from shoal_api.cli.session import STYLES, Output
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events import IncidentClosed, IncidentOpened, Severity
 from shoal_service.core.events.catalogue import one_line
@@ -49,7 +56,7 @@ class Screen:
 
     def event(self, event: EventView) -> None:
         """Show an event of the job."""
-        self.notice(event_text(event), style(event))
+        self.notice(event_text(event), find_style(event))
 
     def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
         """Show the newest status; called about twice a second. `now` is a monotonic time in seconds."""
@@ -121,11 +128,11 @@ def screen_for(output: Output) -> Screen:
         return JsonScreen(output)
     if output.live:
         return LiveScreen(output.stdout)
-    return PlainScreen(lambda text, style: output.line(None, text, style))
+    return PlainScreen(output.note)
 
 
 def event_text(event: EventView) -> str:
-    return f"{clock(event.at)}  {narrate(event)}"
+    return f"{format_time(event.at)}  {narrate(event)}"
 
 
 def progress_line(job: JobView) -> str:
@@ -134,13 +141,13 @@ def progress_line(job: JobView) -> str:
     step = step_text(job, "/")
     parts = [f"{status.state} step {step}" if step else str(status.state)]
     if status.loss is not None:
-        parts.append(f"loss {number(status.loss)}")
+        parts.append(f"loss {format_number(status.loss)}")
     if status.tokens_per_s is not None:
-        parts.append(f"{number(status.tokens_per_s, 0)} {token_unit(job)}/s")
+        parts.append(f"{format_number(status.tokens_per_s, 0)} {token_unit(job)}/s")
     parts.append(f"{status.workers}/{count_text(status.desired_workers, 'worker')}")
     if status.eta_s is not None:
         parts.append(f"ETA {duration_text(status.eta_s)}")
-    waiting = "; ".join(doing(job))
+    waiting = "; ".join(describe_activity(job))
     return ", ".join(parts) + (f" ({waiting})" if waiting else "")
 
 
@@ -153,11 +160,11 @@ def job_panel(job: JobView, series: Sequence[SeriesPoint], last_incident: EventV
     rows: list[RenderableType] = [_progress_bar(job), _curves(job, series)]
     if status.incidents or last_incident is not None:
         rows.append(_incidents(job, last_incident))
-    rows.extend(Text(line, style="yellow") for line in doing(job))
+    rows.extend(Text(line, style="yellow") for line in describe_activity(job))
     return Panel(Group(*rows), title=title, title_align="left", width=_WIDTH, border_style="dim")
 
 
-def doing(job: JobView) -> tuple[str, ...]:
+def describe_activity(job: JobView) -> tuple[str, ...]:
     """Say what the job does or waits for beside its steps: the progress of a preparation, of a validation, of a
     wait."""
     status = job.status
@@ -186,16 +193,18 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
         ("tokens/s", _reported(job, status.tokens_per_s, 0), speed, "blue"),
     ]
     if status.val_loss is not None:
-        rows.insert(1, ("validation", number(status.val_loss), validated, "cyan"))
+        rows.insert(1, ("validation", format_number(status.val_loss), validated, "cyan"))
     for name in list(status.metrics)[:_MAX_METRICS]:
         seen = [point.metrics[name] for point in series if name in point.metrics]
         rows.insert(-1, (name, f"{status.metrics[name]:.4g}", seen, "cyan"))
     for label, value, values, style in rows:
-        table.add_row(Text(label, style="dim"), Text(value), Text(sparkline(values, _SPARKLINE_WIDTH), style=style))
+        table.add_row(
+            Text(label, style="dim"), Text(value), Text(draw_sparkline(values, _SPARKLINE_WIDTH), style=style)
+        )
     is_whole = status.workers >= status.desired_workers
-    bar = Text(worker_bar(status.workers, status.desired_workers), style="green" if is_whole else "yellow")
+    bar = Text(draw_worker_bar(status.workers, status.desired_workers), style="green" if is_whole else "yellow")
     sizes = [float(point.world_size) for point in series]
-    table.add_row(Text("workers", style="dim"), bar, Text(sparkline(sizes, _SPARKLINE_WIDTH), style="green"))
+    table.add_row(Text("workers", style="dim"), bar, Text(draw_sparkline(sizes, _SPARKLINE_WIDTH), style="green"))
     goodput = goodput_text(job)
     facts = [status.layout, f"goodput {goodput}" if goodput else ""]
     if any(facts):
@@ -204,13 +213,13 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
 
 
 def _reported(job: JobView, value: float | None, digits: int) -> str:
-    return NOT_REPORTED if value is None and is_silent(job) else number(value, digits)
+    return NOT_REPORTED if value is None and is_silent(job) else format_number(value, digits)
 
 
 def _incidents(job: JobView, last: EventView | None) -> RenderableType:
     text = Text(f"{count_text(job.status.incidents, 'incident')}, {steps_lost_text(job)}", style="dim")
     if last is not None:
-        text.append(f"; last: {clock(last.at)} {narrate(last)}")
+        text.append(f"; last: {format_time(last.at)} {narrate(last)}")
     return text
 
 
@@ -219,6 +228,6 @@ def narrate(event: EventView) -> str:
     return one_line(event.message)
 
 
-def style(event: EventView) -> str:
+def find_style(event: EventView) -> str:
     """Return the name of the event's colour in `output.STYLES`."""
     return _STYLES[event.severity]

@@ -44,7 +44,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _BLOCK = "█"
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def format_number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
@@ -52,7 +52,7 @@ NOT_REPORTED = "not reported"
 """What a script has not reported."""
 
 
-def steps(step: int, total_steps: int | None) -> str:
+def format_steps(step: int, total_steps: int | None) -> str:
     """Return `120/400`, for a narrow column. "-": no step is known, as of a script that reports none."""
     return f"{step}/{total_steps}" if total_steps else str(step) if step else "-"
 
@@ -64,7 +64,7 @@ def command_text(program: ProgramFile) -> str:
     return f"{shlex.join([*what, *program.args])}, {how}"
 
 
-def clock(at: float) -> str:
+def format_time(at: float) -> str:
     """Return the local time, with the date if it is not today."""
     moment = datetime.datetime.fromtimestamp(at)
     today = datetime.datetime.now().date()
@@ -81,14 +81,14 @@ class Listing(Table):
         if sum(first) + _GAP * len(first) + min(last, _MIN_SENTENCE_COLUMNS) <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
-        kept = first[:1]
-        while len(kept) < len(first) and sum(kept) + first[len(kept)] + _GAP * len(kept) <= options.max_width:
-            kept.append(first[len(kept)])
-        yield self._line(kept, [Text(str(column.header), style="bold") for column in self.columns])
+        beside = first[:1]
+        while len(beside) < len(first) and sum(beside) + first[len(beside)] + _GAP * len(beside) <= options.max_width:
+            beside.append(first[len(beside)])
+        yield self._line(beside, [Text(str(column.header), style="bold") for column in self.columns])
         for index, row in enumerate(self.rows):
             cells = [_text(next(iter(list(column.cells)[index : index + 1]), "")) for column in self.columns]
-            yield self._line(kept, cells)
-            rest = zip(self.columns[len(kept) :], cells[len(kept) :], strict=True)
+            yield self._line(beside, cells)
+            rest = zip(self.columns[len(beside) :], cells[len(beside) :], strict=True)
             others = [_named(str(column.header), cell) for column, cell in rest if cell.plain not in ("", "-")]
             if others:
                 yield Padding(Text(", ", style=row.style or "").join(others), (0, 0, 0, 2 * _GAP))
@@ -122,14 +122,17 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empt
     return table if table.row_count or not empty else Text(empty, style="dim")
 
 
-def facts_grid(rows: Iterable[tuple[str, str | Text]]) -> Table:
-    """Make two columns, names and facts; a fact that is empty has no row."""
+def make_facts_grid(*sections: Iterable[tuple[str, str | Text]]) -> Table:
+    """Make two columns, names and facts, with an empty line between sections; a fact that is empty has no row."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    for name, fact in rows:
-        if str(fact):
-            grid.add_row(name, fact if isinstance(fact, Text) else Text(fact))
+    for section in sections:
+        rows = [(name, _text(fact)) for name, fact in section if str(fact)]
+        if rows and grid.row_count:
+            grid.add_row()
+        for name, fact in rows:
+            grid.add_row(name, fact)
     return grid
 
 
@@ -141,7 +144,7 @@ def new_table(*columns: str) -> Listing:
     return table
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
+def draw_sparkline(values: Sequence[float], width: int) -> str:
     """Return at most `width` characters, oldest value first; each is the mean of its share of the values.
 
     Values that are not finite are left out; otherwise one NaN would flatten the whole line.
@@ -150,14 +153,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not finite or width < 1:
         return ""
     scale = max(map(abs, finite)) or 1.0  # without it, sums and differences of the largest floats would be infinite
-    columns = bucket_means([value / scale for value in finite], width)
+    columns = compute_bucket_means([value / scale for value in finite], width)
     low, high = min(columns), max(columns)
     if high == low:
         return _BLOCKS[0] * len(columns)
     return "".join(_BLOCKS[round((value - low) / (high - low) * (len(_BLOCKS) - 1))] for value in columns)
 
 
-def bucket_means(values: Sequence[float], num_buckets: int) -> list[float]:
+def compute_bucket_means(values: Sequence[float], num_buckets: int) -> list[float]:
     """Return the means of `num_buckets` contiguous, nearly equal shares of the values; fewer when there are fewer
     values."""
     count = min(num_buckets, len(values))
@@ -165,7 +168,7 @@ def bucket_means(values: Sequence[float], num_buckets: int) -> list[float]:
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
 
 
-def worker_bar(workers: int, desired: int) -> str:
+def draw_worker_bar(workers: int, desired: int) -> str:
     """Return the world size as a bar: one filled square per worker that trains, one hollow square per missing
     worker."""
     shown = max(workers, desired)
@@ -181,16 +184,16 @@ class Part:
     style: str
 
 
-def bar(parts: Sequence[Part], width: int) -> Text:
+def draw_bar(parts: Sequence[Part], width: int) -> Text:
     """Return a line of `width` blocks; empty if all parts are zero. If `width` allows, each part above zero has a
     block."""
     line = Text()
-    for part, blocks in zip(parts, shares([part.amount for part in parts], width), strict=True):
+    for part, blocks in zip(parts, split_width([part.amount for part in parts], width), strict=True):
         line.append(_BLOCK * blocks, style=part.style)
     return line
 
 
-def shares(amounts: Sequence[float], width: int) -> list[int]:
+def split_width(amounts: Sequence[float], width: int) -> list[int]:
     """Split `width` in proportion to the amounts, by the largest-remainder method."""
     total = sum(amounts)
     if total <= 0:

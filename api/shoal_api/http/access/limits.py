@@ -10,13 +10,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from starlette.requests import Request
 from starlette.types import Scope
 
+from shoal_api.http.access.request_scope import ATTEMPT, PRINCIPAL
 from shoal_api.http.problems import BodyTooLarge, TooManyRequests
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES
 from shoal_service.control.spec_io import MAX_SPEC_BYTES
@@ -24,12 +25,9 @@ from shoal_service.core.access import Principal, Rate, TokenBuckets
 from shoal_service.home import AttemptCaller
 from shoal_service.telemetry.tallies import Limit, RequestMetrics
 
-LIMITER = "shoal.limiter"
-"""Key of the scope: the `Limiter` of the application."""
 SizeLimit = Literal[Limit.BODY_BYTES, Limit.ARCHIVE_BYTES]
 _FAILURES = Rate(per_s=1.0, burst=60.0)
 """The rate of requests with an invalid token that one address may make."""
-_PRINCIPAL, _ATTEMPT = "shoal.principal", "shoal.attempt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ class Limiter:
     clock_mono: Callable[[], float] = time.monotonic
     _requests: TokenBuckets = field(init=False)
     _failures: TokenBuckets = field(init=False)
-    _now: Counter[tuple[Limit, str]] = field(default_factory=Counter)
+    _num_open: Counter[tuple[Limit, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         rate = self.limits.requests_per_s
@@ -66,66 +64,63 @@ class Limiter:
 
     def admit(self, scope: Scope) -> None:
         """Count a request. Raises TooManyRequests if its principal or address has asked too often."""
-        wait_s = self._requests.wait_s(_asker(scope), self.clock_mono())
+        wait_s = self._requests.wait_s(_name_caller(scope), self.clock_mono())
         if wait_s:
-            raise self._refused(Limit.REQUESTS, f"{self.limits.requests_per_s:g} requests a second", wait_s)
+            raise self._refuse(Limit.REQUESTS, f"{self.limits.requests_per_s:g} requests a second", wait_s)
 
-    def failed(self, scope: Scope) -> None:
+    def count_failure(self, scope: Scope) -> None:
         """Count a token that was not valid. Raises TooManyRequests if its address has shown too many."""
         wait_s = self._failures.wait_s(_address(scope), self.clock_mono())
         if wait_s:
-            raise self._refused(Limit.FAILURES, f"{_FAILURES.per_s:g} failed logins a second", wait_s)
+            raise self._refuse(Limit.FAILURES, f"{_FAILURES.per_s:g} failed logins a second", wait_s)
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> AbstractContextManager[None]:
         """Count a request while it is open. Raises TooManyRequests if too many are open."""
-        with self._one(Limit.AT_ONCE, "", self.limits.requests_at_once, "requests at the same time"):
-            yield
+        return self._count_open(Limit.AT_ONCE, "", self.limits.requests_at_once, "requests at the same time")
 
-    @contextmanager
-    def stream(self, scope: Scope) -> Iterator[None]:
+    def stream(self, scope: Scope) -> AbstractContextManager[None]:
         """Count a stream while it is open. Raises TooManyRequests if its principal or address has too many."""
-        with self._one(Limit.STREAMS, _asker(scope), self.limits.streams, "open streams"):
-            yield
+        return self._count_open(Limit.STREAMS, _name_caller(scope), self.limits.streams, "open streams")
 
-    @contextmanager
-    def upload(self, request: Request) -> Iterator[None]:
+    def upload(self, request: Request) -> AbstractContextManager[None]:
         """Count an upload while it runs. Raises TooManyRequests if its principal or address has too many."""
-        with self._one(Limit.UPLOADS, _asker(request.scope), self.limits.uploads, "uploads at the same time"):
-            yield
+        caller = _name_caller(request.scope)
+        return self._count_open(Limit.UPLOADS, caller, self.limits.uploads, "uploads at the same time")
 
-    def most_bytes(self, limit: SizeLimit) -> int:
-        return self.limits.body_bytes if limit is Limit.BODY_BYTES else self.limits.archive_bytes
-
-    def too_large(self, limit: SizeLimit) -> BodyTooLarge:
-        """Count a body that is larger than the limit, and return the error for it."""
-        self.metrics.refused(limit)
-        detail = f"The body has more than {self.most_bytes(limit)} bytes (SHOAL_LIMIT_{limit.name})."
-        return BodyTooLarge(detail)
+    def require_size(self, num_bytes: int, limit: SizeLimit | int) -> None:
+        """Raise BodyTooLarge if a body exceeds a limit of the settings, or a number of bytes."""
+        if isinstance(limit, int):
+            if num_bytes > limit:
+                raise BodyTooLarge(f"The body has more than {limit} bytes.")
+            return
+        most = self.limits.body_bytes if limit is Limit.BODY_BYTES else self.limits.archive_bytes
+        if num_bytes > most:
+            self.metrics.refusals.add(limit)
+            raise BodyTooLarge(f"The body has more than {most} bytes (SHOAL_LIMIT_{limit.name}).")
 
     @contextmanager
-    def _one(self, limit: Limit, key: str, most: int, what: str) -> Iterator[None]:
-        if self._now[limit, key] >= most:
-            raise self._refused(limit, f"{most} {what}", 1.0)
-        self._now[limit, key] += 1
+    def _count_open(self, limit: Limit, caller: str, most: int, what: str) -> Iterator[None]:
+        if self._num_open[limit, caller] >= most:
+            raise self._refuse(limit, f"{most} {what}", 1.0)
+        self._num_open[limit, caller] += 1
         try:
             yield
         finally:
-            self._now[limit, key] -= 1
-            if not self._now[limit, key]:
-                del self._now[limit, key]
+            self._num_open[limit, caller] -= 1
+            if not self._num_open[limit, caller]:
+                del self._num_open[limit, caller]
 
-    def _refused(self, limit: Limit, what: str, wait_s: float) -> TooManyRequests:
-        self.metrics.refused(limit)
+    def _refuse(self, limit: Limit, what: str, wait_s: float) -> TooManyRequests:
+        self.metrics.refusals.add(limit)
         detail = f"The limit is {what} (SHOAL_LIMIT_{limit.name}). Nothing was done; try again."
         return TooManyRequests(detail, headers={"Retry-After": str(max(1, math.ceil(wait_s)))})
 
 
-def _asker(scope: Scope) -> str:
-    caller: AttemptCaller | None = scope.get(_ATTEMPT)
+def _name_caller(scope: Scope) -> str:
+    caller: AttemptCaller | None = scope.get(ATTEMPT)
     if caller is not None:
         return f"attempt {caller.job_id} {caller.attempt}"
-    principal: Principal | None = scope.get(_PRINCIPAL)
+    principal: Principal | None = scope.get(PRINCIPAL)
     if principal is None:
         return _address(scope)
     # a token and those that it has made count as one, so making tokens raises no limit

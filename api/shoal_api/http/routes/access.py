@@ -13,17 +13,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.access.authentication import (
-    CSRF_TOKEN,
     INVALID_TOKEN,
-    PUBLIC,
     clear_session,
-    csrf_token_of,
+    make_csrf_token,
+    read_session_secret,
     require_valid,
-    session_of,
     set_session,
 )
-from shoal_api.http.json_router import MAX_SEQ, AppContext, Caller, JsonRouter, Reading, Writing, body, json_response
+from shoal_api.http.access.needs import PUBLIC
+from shoal_api.http.access.request_scope import CSRF_TOKEN
+from shoal_api.http.json_router import MAX_SEQ, AppContext, Caller, JsonRouter, Reading, Writing, json_response
 from shoal_api.http.problems import Forbidden
+from shoal_api.http.request_bodies import body
 from shoal_service.access_views import AuditPage, NewToken, SessionLink, SessionRequest, TokenRequest, TokenView, Whoami
 from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, makes_own, manages, refusal_of
 from shoal_service.store import TokenNotFound, access
@@ -65,7 +66,7 @@ async def log_in(
     secret = secrets.token_urlsafe(32)
     ends_at = min(now + context.session_s, principal.expires_at or now + context.session_s)
     await run_in_threadpool(store.writing(access.begin_session), secret, principal, now=now, ends_at=ends_at)
-    response = json_response(_whoami(principal, csrf_token_of(secret)), 201)
+    response = json_response(_whoami(principal, make_csrf_token(secret)), 201)
     set_session(response, request.scope, secret, max_age_s=ends_at - now)
     return response
 
@@ -73,7 +74,7 @@ async def log_in(
 @router.route("DELETE /session", Permission.WHOAMI, "Log a browser out", answer=Response, status=204)
 async def log_out(request: Request, context: AppContext) -> Response:
     """Ends the session of the cookie. Without a cookie it does nothing."""
-    secret = session_of(dict(request.scope["headers"]))
+    secret = read_session_secret(dict(request.scope["headers"]))
     if secret is not None:
         await run_in_threadpool(context.store.writing(access.end_session), secret)
         context.authenticator.forget()
@@ -100,10 +101,10 @@ def create_token(
     store, now = context.store, context.clock()
     if manages(caller):
         return store.writing(access.create_token)(token, by=caller.name, now=now)
-    made = store.writing(access.create_own_token)(token, caller, now=now)
-    if isinstance(made, Refusal):
-        raise Forbidden(made.reason)
-    return made
+    token_or_refusal = store.writing(access.create_own_token)(token, caller, now=now)
+    if isinstance(token_or_refusal, Refusal):
+        raise Forbidden(token_or_refusal.reason)
+    return token_or_refusal
 
 
 @router.route("GET /tokens", Permission.TOKENS_OWN, "List the tokens")

@@ -15,9 +15,10 @@ from fastapi import Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from shoal_api.http.access.authentication import require_visible
+from shoal_api.http.access.needs import require_visible
 from shoal_api.http.conditional import tagged
-from shoal_api.http.json_router import PROJECT_NAME, AppContext, Caller, Job, JobId, JsonRouter, Reading, Writing, body
+from shoal_api.http.json_router import PROJECT_NAME, AppContext, Caller, Job, JobId, JsonRouter, Reading, Writing
+from shoal_api.http.request_bodies import body
 from shoal_service.artifact_views import (
     ALIAS_NAME,
     MODEL_NAME,
@@ -316,7 +317,7 @@ checkpoint_router = JsonRouter(
 def pin_checkpoint(tx: Writing, context: AppContext, job_id: JobId, name: CheckpointDirectory) -> CheckpointView:
     """Retention does not delete it from now on; `checkpoint.keep` counts as before. A running attempt learns of it
     within a second, and may have deleted the checkpoint until then. Idempotent."""
-    return checkpoint_rows.pin(tx, job_id, _parsed(job_id, name), is_pinned=True, now=context.clock())
+    return checkpoint_rows.pin(tx, job_id, _parse_name(job_id, name), is_pinned=True, now=context.clock())
 
 
 @checkpoint_router.route(
@@ -324,7 +325,7 @@ def pin_checkpoint(tx: Writing, context: AppContext, job_id: JobId, name: Checkp
 )
 def unpin_checkpoint(tx: Writing, context: AppContext, job_id: JobId, name: CheckpointDirectory) -> CheckpointView:
     """Retention deletes it after the next commit, if enough others are newer. Idempotent."""
-    return checkpoint_rows.pin(tx, job_id, _parsed(job_id, name), is_pinned=False, now=context.clock())
+    return checkpoint_rows.pin(tx, job_id, _parse_name(job_id, name), is_pinned=False, now=context.clock())
 
 
 @checkpoint_router.route(
@@ -341,7 +342,7 @@ async def verify_checkpoint(
     joins the one that runs, and answers with how far it is after at most `wait` seconds; repeat the request while
     `state` is `running`. A checkpoint that is found damaged has this state from now on. Training is not touched.
     """
-    store, parsed = context.store, _parsed(job_id, name)
+    store, parsed = context.store, _parse_name(job_id, name)
     await run_in_threadpool(store.reading(_require_stored), job_id, parsed)
     view = await context.verifications.verify(job_id, context.storage.catalog(job), parsed, wait_s=wait)
     if view.state is VerificationState.DAMAGED:
@@ -360,14 +361,14 @@ async def delete_checkpoint(context: AppContext, job: Job, job_id: JobId, name: 
     """The checkpoint is deleted from the storage at once; this cannot be undone. The request is refused for a
     pinned one, and for the newest good one of a job that has not ended. The list keeps its row, with state
     `deleted`."""
-    store, parsed = context.store, _parsed(job_id, name)
+    store, parsed = context.store, _parse_name(job_id, name)
     await run_in_threadpool(store.reading(checkpoint_rows.check_deletion), job_id, parsed)
     await context.storage.run(partial(context.storage.catalog(job).delete, parsed), within_s=DELETE_S)
     note = store.writing(checkpoint_rows.note_deletion)
     return await run_in_threadpool(note, job_id, parsed, now=context.clock())
 
 
-def _parsed(job_id: str, name: str) -> CheckpointName:
+def _parse_name(job_id: str, name: str) -> CheckpointName:
     parsed = CheckpointName.parse(name)
     if parsed is None:  # a number with a leading zero too many
         raise CheckpointNotFound(job_id, name)

@@ -18,21 +18,13 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from shoal_api.http.access.authentication import ATTEMPT, OF_ATTEMPT, caller_of
-from shoal_api.http.context import Context
-from shoal_api.http.edge import OPEN_ENDED, POLL
-from shoal_api.http.json_router import (
-    JSON_TYPES,
-    MAX_SEQ,
-    AppContext,
-    JobId,
-    JsonRouter,
-    json_response,
-    read_at_most,
-    require_media_type,
-)
+from shoal_api.http.access.needs import OF_ATTEMPT
+from shoal_api.http.access.request_scope import ATTEMPT, OPEN_ENDED, POLL
+from shoal_api.http.json_router import MAX_SEQ, JobId, JsonRouter, json_response
 from shoal_api.http.problems import BadDocument
+from shoal_api.http.request_bodies import JSON_TYPES, read_body, require_media_type
 from shoal_api.http.streams import while_connected
+from shoal_service.control.supervisor_reports import Reception
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.store import JobEnded, JobNotFound, RequestConflict
 from shoal_workers.contract.plain_text import first_problem
@@ -64,16 +56,15 @@ router = JsonRouter(_PREFIX, "supervisors", raises=[JobNotFound])
     openapi_extra=_BODY,
     raises=[JobEnded, RequestConflict],
 )
-async def take_report(request: Request, context: AppContext, job_id: JobId, attempt: Attempt) -> Response:
+async def take_report(request: Request, job_id: JobId, attempt: Attempt) -> Response:
     """Supervisors send reports; their release is that of the service or the one before. The receipt says which
     items are stored; 409: the attempt has a later supervisor."""
-    return await _take_report(context, request)
+    return await _take_report(request)
 
 
 @router.route("GET /directive", OF_ATTEMPT, "What the control plane wants of an attempt now", answer=DirectiveAnswer)
 async def directive(
     request: Request,
-    context: AppContext,
     job_id: JobId,
     attempt: Attempt,
     after: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Number of the directive that is known.")] = 0,
@@ -82,22 +73,14 @@ async def directive(
     ] = 0.0,
 ) -> Response:
     """A long poll of supervisors. It answers at once if the newest directive has another number than `after`."""
-    return await _directive(context, request, after, wait_s)
+    return await _answer_directive(request, after, wait_s)
 
 
-def direct_routes(context: Context) -> tuple[Route, ...]:
-    """Routes that are tried before all others."""
-
-    async def take_report(request: Request) -> Response:
-        return await _take_report(context, request)
-
-    async def directive(request: Request) -> Response:
-        after, wait_s = request.path_params["asked"]
-        return await _directive(context, request, after, wait_s)
-
+def direct_routes() -> tuple[Route, ...]:
+    """Return the routes that are tried before all others."""
     return (
-        _Direct("POST", "/reports", take_report, _no_query),
-        _Direct("GET", "/directive", directive, _asked),
+        _Direct("POST", "/reports", _take_report, _read_no_query),
+        _Direct("GET", "/directive", _answer_directive_directly, _read_query),
     )
 
 
@@ -109,12 +92,12 @@ class _Direct(Route):
         method: str,
         path: str,
         endpoint: Callable[[Request], Awaitable[Response]],
-        read: Callable[[bytes], tuple[int, float] | None],
+        read_query: Callable[[bytes], dict[str, float] | None],
     ) -> None:
         super().__init__(f"{_PREFIX}{path}", endpoint, methods=[method], include_in_schema=False)
         self._method = method
         self._end = path
-        self._read = read
+        self._read_query = read_query
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         caller: AttemptCaller | None = scope.get(ATTEMPT)
@@ -122,36 +105,41 @@ class _Direct(Route):
             return Match.NONE, {}
         if scope["path"] != f"/v1/jobs/{caller.job_id}/attempts/{caller.attempt}{self._end}":
             return Match.NONE, {}
-        asked = self._read(scope["query_string"])
-        if asked is None:
+        parameters = self._read_query(scope["query_string"])
+        if parameters is None:
             return Match.NONE, {}
-        return Match.FULL, {"endpoint": self.endpoint, "path_params": {"asked": asked}, "route": self}
+        return Match.FULL, {"endpoint": self.endpoint, "path_params": parameters, "route": self}
 
 
-def _no_query(query: bytes) -> tuple[int, float] | None:
-    return None if query else (0, 0.0)
+def _read_no_query(query: bytes) -> dict[str, float] | None:
+    return None if query else {}
 
 
-def _asked(query: bytes) -> tuple[int, float] | None:
+def _read_query(query: bytes) -> dict[str, float] | None:
     """Return `after` and `wait_s`; None if they are not as a supervisor writes them."""
     match = _AS_SENT.fullmatch(query)
     if match is None or float(match[2]) > MAX_WAIT_S:
         return None
-    return int(match[1]), float(match[2])
+    return {"after": int(match[1]), "wait_s": float(match[2])}
 
 
-async def _take_report(context: Context, request: Request) -> Response:
+async def _take_report(request: Request) -> Response:
     require_media_type(request, JSON_TYPES)
-    raw = await read_at_most(request, MAX_REPORT_BYTES)
+    raw = await read_body(request, MAX_REPORT_BYTES)
     try:
         report = HomeReport.model_validate_json(raw, extra="ignore")
     except ValidationError as error:
         raise BadDocument(f"The report is not valid: {first_problem(error)}") from None
-    receipt = await context.reception.report(caller_of(request), report)
+    receipt = await request.app.state.context.reception.report(request.scope[ATTEMPT], report)
     return json_response(receipt)
 
 
-async def _directive(context: Context, request: Request, after: int, wait_s: float) -> Response:
+async def _answer_directive_directly(request: Request) -> Response:
+    return await _answer_directive(request, **request.path_params)
+
+
+async def _answer_directive(request: Request, after: int, wait_s: float) -> Response:
     request.scope[OPEN_ENDED] = POLL
-    newest = await while_connected(request, context.reception.directive(caller_of(request), after, wait_s))
+    reception: Reception = request.app.state.context.reception
+    newest = await while_connected(request, reception.directive(request.scope[ATTEMPT], after, wait_s))
     return json_response(newest or DirectiveAnswer(number=after))

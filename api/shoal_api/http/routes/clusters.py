@@ -16,20 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.authentication import Needs
+from shoal_api.http.access.needs import Needs
 from shoal_api.http.changes import NO_JOB
-from shoal_api.http.json_router import (
-    JSON_TYPES,
-    AppContext,
-    Caller,
-    ClusterName,
-    JsonBody,
-    JsonRouter,
-    Reading,
-    read_body,
-    require_media_type,
-)
+from shoal_api.http.json_router import AppContext, Caller, ClusterName, JsonRouter, Reading
 from shoal_api.http.problems import InvalidRequest
+from shoal_api.http.request_bodies import JSON_TYPES, JsonBody, read_body, require_media_type
 from shoal_api.http.streams import poll
 from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, ClusterSnapshot, Order, OrderPage, ReportReceipt
 from shoal_service.core.access import Permission
@@ -96,7 +87,7 @@ async def orders(
 
     with (
         context.changes.watching(NO_JOB) as watch,
-        context.store.subscribe(lambda _: wake_soon(watch.wake), Topic.ORDERS.narrow_to(cluster)),
+        context.store.subscribe(lambda _: wake_soon(watch.set), Topic.ORDERS.narrow_to(cluster)),
     ):
         return await poll(context.changes, watch, request, read, is_answer=is_answer, wait_s=wait_s, reread_s=_REREAD_S)
 
@@ -114,8 +105,8 @@ def archive(request: Request, tx: Reading, cluster: ClusterName, sha256: Sha256)
     data = archives.get(tx, sha256) if cluster_links.may_read_archive(tx, cluster, sha256) else None
     if data is None:
         raise NotFound("No open order to this cluster names this archive.")
-    requested = _RANGE.fullmatch(request.headers.get("range", ""))
-    begin = int(requested[1]) if requested is not None else 0
+    byte_range = _RANGE.fullmatch(request.headers.get("range", ""))
+    begin = int(byte_range[1]) if byte_range is not None else 0
     if begin == 0 or begin >= len(data):
         return Response(data, media_type="application/zip")
     headers = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"}
@@ -140,6 +131,6 @@ def _parse_report(text: bytes, token_id: str) -> StoredReport:
 
 
 def _read_orders(tx: Transaction, cluster: str, life: str, after: int) -> OrderPage:
-    rows, newest = cluster_links.open_orders(tx, cluster, life, after=after, limit=MAX_ORDERS)
-    items = tuple(Order(number=row.number, epoch=row.epoch, kind=row.kind, arguments=row.arguments) for row in rows)
+    rows, newest = cluster_links.read_open_orders(tx, cluster, life, after=after, limit=MAX_ORDERS)
+    items = tuple(Order(**row._mapping) for row in rows)
     return OrderPage(items=items, newest=newest)

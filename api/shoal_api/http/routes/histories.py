@@ -18,10 +18,9 @@ from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from shoal_api.answers import EventPage, LogPage
-from shoal_api.http.access.authentication import require_visible
-from shoal_api.http.context import wants_events
-from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_events, read_lines
+from shoal_api.answers import EventPage, FileFormat, LogPage
+from shoal_api.http.access.needs import require_visible
+from shoal_api.http.followers import LogSelection, follow_events, follow_log, plain_line, read_events, read_lines
 from shoal_api.http.json_router import (
     MAX_SEQ,
     AppContext,
@@ -31,18 +30,17 @@ from shoal_api.http.json_router import (
     LastEventId,
     Reading,
     Writing,
-    body,
     json_response,
+    wants_events,
 )
 from shoal_api.http.problems import InvalidRequest, NotAcceptable, NotReady
+from shoal_api.http.request_bodies import body
 from shoal_api.http.streams import STREAMED, poll, sse_response, text_response
 from shoal_api.http.table_files import (
     FILES,
     ColumnType,
-    FileFormat,
-    csv_pieces,
     file_response,
-    parquet_pieces,
+    iter_table,
     require_writer,
 )
 from shoal_service.cluster.errors import SupervisorUnavailable
@@ -50,6 +48,7 @@ from shoal_service.core.access import Permission
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.core.system_metrics import SystemMetric
+from shoal_service.fleet_views import IslandRound
 from shoal_service.problems import ServiceError
 from shoal_service.store import (
     JobEnded,
@@ -61,9 +60,11 @@ from shoal_service.store import (
     checkpoint_rows,
     curves,
     histories,
+    island_rounds,
     supervisor_links,
     system_samples,
 )
+from shoal_service.store.records import load_view
 from shoal_service.views import (
     CheckpointView,
     IncidentView,
@@ -99,7 +100,7 @@ async def events(
     happen, and an event `end` when the job has ended."""
     if wants_events(request):
         await run_in_threadpool(context.store.get_job, job_id)
-        follower = EventFollower(context.store, job_id, int(last_event_id or after))
+        follower = follow_events(context.store, job_id, int(last_event_id or after))
         return sse_response(context.changes, job_id, follower, context.pace)
     read = partial(read_events, context.store, job_id, after, limit)
     with context.changes.watching(job_id) as watch:
@@ -131,7 +132,8 @@ def logs(
         context.store.get_job(job_id)
         plain = not wants_events(request)
         respond = text_response if plain else sse_response
-        return respond(context.changes, job_id, LogFollower(context.store, job_id, lines, plain), context.pace)
+        follower = follow_log(context.store, job_id, lines, plain=plain)
+        return respond(context.changes, job_id, follower, context.pace)
     items, next_after = read_lines(context.store, job_id, lines, limit)
     if "text/plain" in request.headers.get("accept", ""):
         return Response("".join(map(plain_line, items)), media_type="text/plain")
@@ -148,6 +150,15 @@ def workers(tx: Reading, job_id: JobId) -> Page[WorkerView]:
 def incidents(tx: Reading, job_id: JobId) -> Page[IncidentView]:
     """Lists failures and what they cost, oldest first."""
     return Page[IncidentView].model_construct(items=tuple(histories.read_incidents(tx, job_id)))
+
+
+@router.route("GET /rounds", Permission.JOBS_READ, "The rounds in which a job merges with other islands")
+def rounds(tx: Reading, job_id: JobId) -> Page[IslandRound]:
+    """Lists the newest rounds of all islands that train one model with the job, the newest first; without islands
+    there are none."""
+    islands = load_view(tx, job_id).spec.islands
+    items = () if islands is None or islands.run is None else island_rounds.rounds(tx, islands.run)
+    return Page[IslandRound].model_construct(items=items)
 
 
 @router.route("GET /checkpoints", Permission.JOBS_READ, "A job's durable checkpoints")
@@ -237,7 +248,7 @@ def series(
     # columns come first in a file, so the means of all steps are read before the steps
     pages = [points] if max_points or not points else _pages(store, job_id, after_step, points[-1].step)
     file = FileFormat(format)
-    return file_response(file, f"{job_id}-series", pieces(file, columns_of(points), pages))
+    return file_response(file, f"{job_id}-series", iter_series_file(file, find_columns(points), pages))
 
 
 def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Iterator[Sequence[SeriesPoint]]:
@@ -250,7 +261,7 @@ def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Itera
         after_step = page[-1].step
 
 
-def columns_of(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
+def find_columns(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
     """Return the columns of a file with these points."""
     columns_by_table: dict[str, set[str]] = {nested: set() for nested in _NESTED}
     for point in points:
@@ -259,17 +270,15 @@ def columns_of(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
     return (*_PLAIN, *(f"{nested}.{name}" for nested in _NESTED for name in sorted(columns_by_table[nested])))
 
 
-def pieces(format: FileFormat, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
+def iter_series_file(format: FileFormat, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
     """Yield the bytes of the file. A metric that is not among `columns` is left out."""
-    readers = [_reader(name) for name in columns]
+    readers = [_make_reader(name) for name in columns]
     rows = ([[read(point) for read in readers] for point in page] for page in pages)
-    if format is FileFormat.CSV:
-        return csv_pieces(columns, rows)
     types = [ColumnType.INTEGER if name in _INTEGERS else ColumnType.NUMBER for name in columns]
-    return parquet_pieces(columns, types, rows)
+    return iter_table(format, columns, rows, types)
 
 
-def _reader(column: str) -> Callable[[SeriesPoint], Any]:
+def _make_reader(column: str) -> Callable[[SeriesPoint], Any]:
     nested, _, name = column.partition(".")
     if name:
         return lambda point: getattr(point, nested).get(name)
@@ -301,10 +310,10 @@ def system(
 ) -> SystemColumns:
     """Returns at most 240 intervals at any age of the job. Shares of time are between 0 and 1; other metrics have
     their unit in their name."""
-    return system_samples.read(tx, job_id, metric, ranks=ranks_of(ranks), after=after)
+    return system_samples.read(tx, job_id, metric, ranks=parse_ranks(ranks), after=after)
 
 
-def ranks_of(text: str) -> RankSet | None:
+def parse_ranks(text: str) -> RankSet | None:
     """Return the ranks that `0,4-7` names; None for all. Raises InvalidRequest."""
     if not text:
         return None

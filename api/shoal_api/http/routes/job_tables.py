@@ -13,6 +13,8 @@ The address is not below /v1/jobs/, where the id of a job follows.
 Curves are one answer or a stream. The answer has each job with the values that `columns` asks for, and its curve. The
 stream sends the jobs whose curve has changed, whole, at most once a second. A page asks for the answer first, which is
 compressed, and then for the stream `since` that answer.
+
+Also the overview of all jobs, that of one, and the versions of its spec.
 """
 
 from __future__ import annotations
@@ -22,46 +24,66 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Path, Query, Request
+from fastapi import Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.answers import FileFormat
 from shoal_api.http.conditional import is_unchanged
-from shoal_api.http.context import wants_events
+from shoal_api.http.context import Context
+from shoal_api.http.followers import POSITION, Position, follow_document, follow_overview
 from shoal_api.http.json_router import (
     MAX_SEQ,
     PROJECT_NAME,
     AppContext,
     Caller,
     Descending,
+    JobId,
     JobsFilter,
+    JobsOfProjectAlone,
     JsonRouter,
     Order,
     Reading,
     Writing,
-    body,
-    selection_of,
+    json_response,
+    parse_selection,
+    wants_events,
 )
 from shoal_api.http.problems import InvalidRequest, NotAcceptable
-from shoal_api.http.streams import STREAMED, Batch, ThreadFollower, sse_event, sse_response
+from shoal_api.http.request_bodies import body
+from shoal_api.http.routes.operations import list_joined, list_seen
+from shoal_api.http.streams import STREAMED, Batch, sse_event, sse_response
 from shoal_api.http.table_files import (
     FILES,
-    FileFormat,
-    Spool,
-    csv_pieces,
     file_response,
-    parquet_pieces,
+    iter_csv,
+    iter_table,
     require_writer,
 )
+from shoal_service.control.spec_io import encode
 from shoal_service.core.access import Permission
+from shoal_service.core.goodput import Period, calendar_edges
 from shoal_service.core.where.fields import Field
-from shoal_service.fleet_views import Curves, JobFields, PanelKind, SavedView, TableView, Workspace
-from shoal_service.store import Conflict, NotFound, ProjectNotFound, Store, job_lists
-from shoal_service.store.job_lists import JobOrder
+from shoal_service.fleet_views import (
+    Curves,
+    FleetNode,
+    FleetOverview,
+    FleetTimeline,
+    JobFields,
+    PanelKind,
+    ProjectUsage,
+    SavedView,
+    TableView,
+    Workspace,
+)
+from shoal_service.store import Conflict, JobNotFound, NotFound, ProjectNotFound, Store, histories, job_lists, timeline
+from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_service.store.many_curves import PLAIN_METRICS, CurveCache, CurveQuery, Versions, is_metric
-from shoal_service.views import JobSummary, Page
+from shoal_service.views import JobOverview, JobSummary, Page, SpecVersion
 
 Project = Annotated[str, Path(pattern=PROJECT_NAME, description="Name of a project.")]
 ViewName = Annotated[
@@ -111,7 +133,7 @@ def put_view(
     if not caller.sees(project):
         raise ProjectNotFound(project)
     now = context.clock()
-    selection_of(document.where, document.sort, document.columns, archived=False, now=now)
+    parse_selection(document.where, document.sort, document.columns, archived=False, now=now)
     if document.workspace is not None:
         _check_names(document.workspace, now)
     return job_lists.put_view(tx, project, view, document, by=caller.name, now=now)
@@ -134,14 +156,14 @@ def delete_view(tx: Writing, caller: Caller, project: Project, view: ViewName) -
 def _check_names(workspace: Workspace, now: float) -> None:
     """Raises InvalidRequest if a panel, or the group, is of something that no job can have."""
     if workspace.group:
-        selection_of("", "", workspace.group, archived=False, now=now)
+        parse_selection("", "", workspace.group, archived=False, now=now)
     for panel in workspace.panels:
         if panel.kind is PanelKind.LINES:
             if not is_metric(panel.y):
                 raise InvalidRequest(f"y={panel.y!r} of a panel: {NO_METRIC}")
         else:
             for name in filter(None, (panel.x, panel.y)):
-                selection_of("", "", name, archived=False, now=now)
+                parse_selection("", "", name, archived=False, now=now)
 
 
 NUM_JOBS = "X-Total-Count"
@@ -172,28 +194,21 @@ def export_jobs(
     require_writer(format)
     query = replace(query, order=order, descending=descending, limit=limit)
     nums = context.store.reading(job_lists.nums)(query)
-    made = pieces(context.store, format, nums, query.selection.columns)
-    return file_response(format, "jobs", made, {NUM_JOBS: str(len(nums))})
+    pieces = iter_jobs_file(context.store, format, nums, query.selection.columns)
+    return file_response(format, "jobs", pieces, {NUM_JOBS: str(len(nums))})
 
 
-def pieces(store: Store, format: FileFormat, nums: array[int], columns: Sequence[Field]) -> Iterator[bytes]:
+def iter_jobs_file(store: Store, format: FileFormat, nums: array[int], columns: Sequence[Field]) -> Iterator[bytes]:
     """Yield the bytes of the file with the jobs of these numbers."""
     names = (*_FIRST, *(column.name for column in columns if column.name not in _FIRST)) if columns else _USUAL
-    pages = _pages(store, nums, columns, names)
-    if format is FileFormat.CSV:
-        yield from csv_pieces(names, pages)
-        return
-    with Spool(len(names)) as spool:
-        for page in pages:
-            spool.add(page)
-        yield from parquet_pieces(names, spool.types, spool.pages())
+    return iter_table(format, names, _pages(store, nums, columns, names))
 
 
 def _pages(store: Store, nums: array[int], columns: Sequence[Field], names: Sequence[str]) -> Iterator[list[list[Any]]]:
     for begin in range(0, len(nums), _AT_ONCE):
         jobs = store.reading(job_lists.summaries)(nums[begin : begin + _AT_ONCE], columns)
-        own = _FIRST if columns else _USUAL
-        yield [[getattr(job, name) if name in own else job.values.get(name) for name in names] for job in jobs]
+        attributes = _FIRST if columns else _USUAL
+        yield [[getattr(job, name) if name in attributes else job.values.get(name) for name in names] for job in jobs]
 
 
 _MAX_JOBS = 500
@@ -251,19 +266,19 @@ async def curves(
         packed=packed,
     )
 
-    curves = context.curves
+    cache = context.curves
 
     def read(known: Versions | None) -> tuple[Curves, Versions]:
         with context.store.read() as tx:
-            items, versions = curves.read(tx, query, curve_query, known=known)
+            items, versions = cache.read(tx, query, curve_query, known=known)
             total = job_lists.count_fleet(tx, query) if len(versions) >= limit else len(versions)
         return Curves.model_construct(items=items, ids=tuple(versions), total=total, position=""), versions
 
     if wants_events(request):
-        follower = _CurveFollower(read, curves.find_versions(since))
+        follower = _follow_curves(read, cache.positions.get(since))
         return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
     gzipped = "gzip" in request.headers.get("accept-encoding", "")
-    body, position = await run_in_threadpool(_make_body, read, curves)
+    body, position = await run_in_threadpool(_make_body, read, cache)
     tag = f'"{position}{"z" if gzipped else ""}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
     if is_unchanged(request.headers.get("if-none-match", ""), tag):
@@ -273,28 +288,175 @@ async def curves(
     return Response(body, media_type="application/json", headers=headers)
 
 
-def _make_body(read: Reader, curves: CurveCache) -> tuple[bytes, str]:
+def _make_body(read: Reader, cache: CurveCache) -> tuple[bytes, str]:
     """Make the body, and its position, which is the same for the same content."""
-    drawn, versions = read(None)
-    body = drawn.model_dump_json().encode()
+    curves, versions = read(None)
+    body = curves.model_dump_json().encode()
     position = f"{zlib.crc32(body):08x}{len(body):08x}"
-    curves.keep_versions(position, versions)
+    cache.positions.put(position, versions)
     unplaced = b'"position":""}'
     assert body.endswith(unplaced)
     return body[: -len(unplaced)] + f'"position":"{position}"}}'.encode(), position
 
 
-class _CurveFollower(ThreadFollower):
-    """Sends the jobs that have changed since it has sent them."""
+def _follow_curves(read: Reader, known: Versions | None) -> Iterator[Batch]:
+    """Send the jobs that have changed since they were sent."""
+    while True:
+        curves, versions = read(known)
+        is_same = known is not None and list(versions) == list(known) and not curves.items
+        known = versions
+        yield Batch(() if is_same else (sse_event(curves.model_dump_json(), event="curves"),))
 
-    def __init__(self, read: Reader, known: Versions | None) -> None:
-        self._read = read
-        self._known = known
 
-    def read_now(self) -> Batch:
-        drawn, versions = self._read(self._known)
-        is_same = self._known is not None and list(versions) == list(self._known)
-        self._known = versions
-        if is_same and not drawn.items:
-            return Batch(())
-        return Batch((sse_event(drawn.model_dump_json(), event="curves"),))
+overview_router = JsonRouter("/v1", "overviews")
+
+
+@overview_router.route(
+    "GET /overview", Permission.JOBS_READ, "Everything about all jobs", answer=FleetOverview, responses=STREAMED
+)
+async def fleet_overview(
+    request: Request,
+    context: AppContext,
+    query: JobsFilter,
+    order: Order = JobOrder.CREATED,
+    descending: Descending = True,
+    offset: Annotated[int, Query(ge=0, le=10_000_000, description="Jobs to leave out.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200, description="Jobs in the answer.")] = 50,
+    jobs_only: Annotated[
+        bool,
+        Query(
+            description="Only `items`, without small curves, for a search: `total` is their number, and nothing is "
+            "counted or summed over other jobs."
+        ),
+    ] = False,
+) -> Response:
+    """Returns a page of jobs with their progress and small curves, jobs by state, goodput of the cluster, and what
+    runs on each node. With `Accept: text/event-stream`: now and after every change, as events `fleet`."""
+    query = replace(query, order=order, descending=descending, offset=offset, limit=limit)
+    read = partial(_read_jobs_only if jobs_only else _read_fleet, context, query)
+    if wants_events(request):
+        follower = follow_document("fleet", lambda: read().model_dump_json())
+        return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
+    return json_response(await run_in_threadpool(read))
+
+
+@overview_router.route("GET /timeline", Permission.JOBS_READ, "Which job had how many workers when, and why")
+def fleet_timeline(
+    tx: Reading,
+    context: AppContext,
+    caller: Caller,
+    hours: Annotated[float, Query(gt=0, le=720, description="Length of the window, which ends now.")] = 24.0,
+) -> FleetTimeline:
+    """Returns the workers of the newest jobs over time, the decisions of the scheduler with their reasons, and the
+    worker-seconds by project and category."""
+    until = context.clock()
+    return timeline.read(tx, since=until - hours * 3600, until=until, visible=caller.projects)
+
+
+@overview_router.route(
+    "GET /usage",
+    Permission.JOBS_READ,
+    "What projects have used by week or month",
+    answer=Page[ProjectUsage],
+    responses={200: {"description": "JSON, or the same as a CSV file.", **FILES}},
+)
+def usage(
+    tx: Reading,
+    context: AppContext,
+    caller: Caller,
+    by: Annotated[Period, Query(description="Weeks begin on Monday, in UTC.")] = Period.WEEK,
+    periods: Annotated[int, Query(ge=1, le=2400, description="Number of periods, the current one included.")] = 8,
+    project: JobsOfProjectAlone = None,
+    csv: Annotated[bool, Query(description="A CSV file, in hours.")] = False,
+) -> Response:
+    """Sums worker-seconds by project and period, oldest first. Time in the queue is not counted, nor are workers that
+    a job has requested and did not have. Jobs that were deleted are not counted."""
+    edges = calendar_edges(context.clock(), by, periods)
+    items = timeline.usage(tx, edges, visible=caller.projects, project=project)
+    if not csv:
+        return json_response(Page[ProjectUsage](items=items))
+    names = ("project", by.value, "worker_hours", "productive_hours", "jobs")
+    rows = [
+        (
+            use.project,
+            datetime.fromtimestamp(use.since, UTC).date().isoformat(),
+            round(use.worker_s / 3600, 3),
+            round(use.productive_s / 3600, 3),
+            use.num_jobs,
+        )
+        for use in items
+    ]
+    return file_response(FileFormat.CSV, f"usage-by-{by}", iter_csv(names, [rows]))
+
+
+@overview_router.route(
+    "GET /jobs/{job_id}/overview",
+    Permission.JOBS_READ,
+    "Everything about a job",
+    answer=JobOverview,
+    responses=STREAMED,
+    raises=[JobNotFound],
+)
+def job_overview(
+    request: Request,
+    context: AppContext,
+    job_id: JobId,
+    logs: Annotated[bool, Query(description="The stream also has the lines of the job's log.")] = False,
+    last_event_id: Annotated[
+        str | None,
+        Header(alias="Last-Event-ID", pattern=POSITION, description="The last id that the client has received."),
+    ] = None,
+) -> Response:
+    """Returns job, series, accounts over time, incidents, workers, events and checkpoints. The series has at most
+    500 points. With `Accept: text/event-stream`: the parts as events of their names, first all of them, then those
+    that change; after `Last-Event-ID` only what is new."""
+    if wants_events(request):
+        context.store.get_job(job_id)
+        position = Position.parse(last_event_id) if last_event_id else Position()
+        follower = follow_overview(context.overviews, job_id, position, logs=logs)
+        return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
+    return json_response(context.store.reading(histories.read_overview)(job_id))
+
+
+@overview_router.route(
+    "GET /jobs/{job_id}/specs", Permission.JOBS_READ, "The versions of a job's spec", raises=[JobNotFound]
+)
+def spec_versions(tx: Reading, job_id: JobId) -> Page[SpecVersion]:
+    """Lists the versions, oldest first, with the time of acceptance."""
+    versions = histories.read_spec_versions(tx, job_id)
+    return Page(items=tuple(version.model_copy(update={"yaml": encode(version.spec)}) for version in versions))
+
+
+def _read_jobs_only(context: Context, query: FleetQuery) -> FleetOverview:
+    job_page = context.store.reading(job_lists.plain_fleet_page)(query)
+    return FleetOverview.model_construct(
+        items=tuple(job_page.values()),
+        total=len(job_page),
+        num_by_state={},
+        goodput=(),
+        goodput_now=None,
+        nodes=(),
+        clusters=(),
+        connected=context.cluster.snapshot().connected,
+        exposure=context.exposure,
+    )
+
+
+def _read_fleet(context: Context, query: FleetQuery) -> FleetOverview:
+    with context.store.read() as tx:
+        items, total = job_lists.fleet(tx, query)
+        num_by_state, goodput, goodput_now = job_lists.fleet_accounts(tx, query.visible)
+        on_node = job_lists.jobs_by_node(tx, query.visible)
+        seen, clusters = list_seen(tx, context), list_joined(tx, context)
+    nodes = tuple(FleetNode.model_construct(**dict(node), jobs=on_node.get(node.node_id, ())) for node in seen)
+    return FleetOverview.model_construct(
+        items=items,
+        total=total,
+        num_by_state=num_by_state,
+        goodput=goodput,
+        goodput_now=goodput_now,
+        nodes=nodes,
+        clusters=clusters,
+        connected=context.cluster.snapshot().connected,
+        exposure=context.exposure,
+    )

@@ -3,6 +3,10 @@ cordon, and undo both; the notice of a cloud); the clusters that have joined, an
 
 The store holds drains, cordons and labels, so they outlive this process. The control loop passes them to the scheduler
 and to every supervisor within two seconds. The gateways of clusters have routes of their own, in `clusters.py`.
+
+Also the queue, and projects and users with their quotas. The scheduler explains the queue in each pass, and follows a
+change of a quota in the next one; limits are also checked when a job is submitted. There are no accounts: a job's user
+is what its spec names.
 """
 
 from __future__ import annotations
@@ -14,20 +18,22 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import Health, ProblemType, Readiness
-from shoal_api.http.access.authentication import PUBLIC, require_visible
+from shoal_api.http.access.needs import PUBLIC, require_visible
 from shoal_api.http.context import Context
 from shoal_api.http.json_router import (
     JOB_ID,
-    PATCH_TYPES,
+    USER_NAME,
     AppContext,
     Caller,
     ClusterName,
     JsonRouter,
+    ProjectName,
     Reading,
     Writing,
-    body,
+    json_response,
 )
 from shoal_api.http.problems import InvalidRequest, NodeNotFound, NotReady
+from shoal_api.http.request_bodies import PATCH_TYPES, body
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access import Permission
 from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
@@ -39,6 +45,11 @@ from shoal_service.fleet_views import (
     DrainRequest,
     NodeView,
     NoticeRequest,
+    ProjectRules,
+    ProjectView,
+    QueueView,
+    UserRules,
+    UserView,
 )
 from shoal_service.problems import ProblemKind, problem_kinds
 from shoal_service.store import (
@@ -47,14 +58,18 @@ from shoal_service.store import (
     Conflict,
     JobNotFound,
     NotFound,
+    ProjectConflict,
+    ProjectNotFound,
     StoreUnavailable,
     Transaction,
+    UserNotFound,
     cluster_links,
     histories,
     node_records,
+    queueing,
     webhook_lanes,
 )
-from shoal_service.telemetry.text_format import compressed
+from shoal_service.telemetry.text_format import compress
 from shoal_service.views import Page, WebhookView
 from shoal_workers.contract.checks.spec_errors import SpecProblem
 
@@ -87,7 +102,7 @@ async def webhooks(
     longest first."""
     if job is not None:
         await require_visible(request, job)
-    read = context.store.reading(webhook_lanes.views)
+    read = context.store.reading(webhook_lanes.read_views)
     return Page[WebhookView](items=tuple(await run_in_threadpool(read, job, limit=limit, visible=caller.projects)))
 
 
@@ -110,7 +125,7 @@ def readyz(context: AppContext) -> Readiness:
         wrong.append(SpecProblem(path="store", message=str(error)))
     view = context.cluster.snapshot()
     if not view.connected:
-        wrong.append(SpecProblem(path="cluster", message=_away(view.address)))
+        wrong.append(SpecProblem(path="cluster", message=_explain_unreachable(view.address)))
     if wrong:
         raise NotReady("Not ready; see errors.", tuple(wrong))
     return Readiness(
@@ -118,7 +133,7 @@ def readyz(context: AppContext) -> Readiness:
         cluster=view.address,
         owner=lease.owner if lease else "",
         epoch=lease.epoch if lease else 0,
-        warnings=(*context.warnings(), *_clusters_away(view)),
+        warnings=(*context.warnings(), *_describe_unreachable_clusters(view)),
     )
 
 
@@ -135,7 +150,7 @@ def metrics(request: Request, context: AppContext, caller: Caller) -> Response:
     projects = () if caller.projects is None else (caller.projects,)
     text, media_type = context.scrape(request.headers.get("accept", ""), *projects)
     headers = {"Content-Type": media_type, "Vary": "Accept, Accept-Encoding"}
-    small = compressed(text, request.headers.get("accept-encoding", ""))
+    small = compress(text, request.headers.get("accept-encoding", ""))
     return Response(text, headers=headers) if small is None else Response(small, headers=headers | _GZIP)
 
 
@@ -149,7 +164,7 @@ async def ray_version() -> dict[str, str]:
 @router.route("GET /problems", PUBLIC, "Every problem type of this API")
 async def problems() -> list[ProblemType]:
     """The `type` of every problem document is one of these."""
-    return [_described(kind) for kind in problem_kinds().values()]
+    return [_describe(kind) for kind in problem_kinds().values()]
 
 
 @router.route("GET /problems/{code}", PUBLIC, "One problem type", raises=[NotFound])
@@ -160,20 +175,20 @@ async def problem(
     kind = problem_kinds().get(code)
     if kind is None:
         raise NotFound(f"There is no problem type {code[:64]!r}; GET /problems lists them.")
-    return _described(kind)
+    return _describe(kind)
 
 
-def _described(kind: ProblemKind) -> ProblemType:
+def _describe(kind: ProblemKind) -> ProblemType:
     return ProblemType(type=kind.uri, title=kind.title, status=kind.status, meaning=kind.meaning)
 
 
-def _away(address: str) -> str:
+def _explain_unreachable(address: str) -> str:
     if not address:
         return "No Ray cluster is connected yet: it is still starting, or cannot start. The server's log says which."
     return f"The head of the Ray cluster at {address} does not answer. Jobs train on; if it has ended, start it again."
 
 
-def _clusters_away(view: ClusterView) -> tuple[str, ...]:
+def _describe_unreachable_clusters(view: ClusterView) -> tuple[str, ...]:
     """Return the clusters that have joined and do not answer, while others do."""
     away = [cluster for cluster in view.clusters if not cluster.connected and cluster.silent_s is not None]
     return tuple(f"Cluster {cluster.name} is away: {cluster.why_away}. Jobs there train on." for cluster in away)
@@ -303,13 +318,13 @@ def list_seen(tx: Transaction, context: Context) -> tuple[NodeView, ...]:
     """Return the nodes as the control loop saw them last, with the current drains and cordons."""
     nodes = with_drains(context.cluster.snapshot().nodes, node_records.drains(tx))
     num_workers, cordons = histories.read_workers_by_node(tx), node_records.cordons(tx)
-    of_clusters = {entry.name: cordon_of_cluster(entry.name, entry.cordon) for entry in cluster_links.entries(tx)}
+    of_clusters = {entry.name: cordon_of_cluster(entry.name, entry.cordon) for entry in cluster_links.list_clusters(tx)}
 
-    def cordon_of(node: Node) -> Cordon | None:
+    def find_cordon(node: Node) -> Cordon | None:
         return cordons.get(node.node_id) or of_clusters.get(node.cluster)
 
     return tuple(
-        NodeView.of(node.model_copy(update={"cordon": cordon_of(node)}), num_workers=num_workers[node.node_id])
+        NodeView.of(node.model_copy(update={"cordon": find_cordon(node)}), num_workers=num_workers[node.node_id])
         for node in nodes
     )
 
@@ -416,13 +431,13 @@ def create_token(
 )
 def list_tokens(tx: Reading, cluster: ClusterName) -> Page[TokenView]:
     """Lists tokens newest first, with those that are expired or revoked, without their secrets."""
-    return Page[TokenView](items=tuple(cluster_links.cluster_tokens(tx, cluster)))
+    return Page[TokenView](items=tuple(cluster_links.list_tokens(tx, cluster)))
 
 
 def list_joined(tx: Transaction, context: Context) -> tuple[ClusterSummary, ...]:
     """Return the clusters as the control loop saw them last, with the present labels and cordons; the service's own
     comes first."""
-    entries, num_jobs = {entry.name: entry for entry in cluster_links.entries(tx)}, cluster_links.num_jobs(tx)
+    entries, num_jobs = {entry.name: entry for entry in cluster_links.list_clusters(tx)}, cluster_links.count_jobs(tx)
     seen = [cluster for cluster in context.cluster.snapshot().clusters if cluster.name in entries]
     unseen = [
         ClusterSummary(name=name, address=entry.address, why_away="its gateway has not reported yet")
@@ -447,3 +462,108 @@ def _find_cluster(tx: Transaction, context: Context, name: str) -> ClusterSummar
         if cluster.name == name:
             return cluster
     raise ClusterNotFound(name)
+
+
+UserName = Annotated[
+    str,
+    Path(
+        pattern=USER_NAME,
+        description="At most 63 letters, digits, and inner dashes, dots, underscores and at signs.",
+    ),
+]
+ProjectBody = Annotated[ProjectRules, body(ProjectRules, {"weight": 2.0})]
+
+quota_router = JsonRouter("/v1", "scheduling")
+
+
+@quota_router.route("GET /queue", Permission.JOBS_READ, "Show the queue")
+def show_queue(
+    tx: Reading,
+    caller: Caller,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Largest number of jobs.")] = 1000,
+) -> QueueView:
+    """Returns the queued jobs in the order in which they would start, each with the reason why it waits, the jobs
+    that hold what it waits for, and its expected start; running jobs with fewer workers than they may have, and
+    why; and what each project uses."""
+    return queueing.view(tx, limit=limit, visible=caller.projects)
+
+
+@quota_router.route("GET /projects", Permission.JOBS_READ, "List the projects")
+def list_projects(tx: Reading, caller: Caller) -> Page[ProjectView]:
+    """Lists the projects that are defined, and those that have jobs, ended ones too, with their quotas and what
+    they use."""
+    return Page[ProjectView](items=tuple(queueing.project_views(tx, caller.projects)))
+
+
+@quota_router.route("GET /projects/{name}", Permission.JOBS_READ, "Show a project", raises=[ProjectNotFound])
+def show_project(tx: Reading, caller: Caller, name: ProjectName) -> ProjectView:
+    """Returns its quotas, and what its jobs use."""
+    if not caller.sees(name):
+        raise ProjectNotFound(name)
+    return queueing.project_view(tx, name)
+
+
+@quota_router.route(
+    "PUT /projects/{name}",
+    Permission.QUOTAS_CHANGE,
+    "Set the quotas of a project",
+    answer=ProjectView,
+    responses={201: {"model": ProjectView, "description": "The project was not defined before."}},
+    raises=[ProjectNotFound, ProjectConflict],
+)
+def put_project(tx: Writing, name: ProjectName, rules: ProjectBody) -> Response:
+    """Replaces all quotas: a key that is left out gets its default. Running jobs follow by shrinking; nothing is
+    ended."""
+    project, is_new = queueing.put_project(tx, name, rules)
+    return json_response(project, 201 if is_new else 200)
+
+
+@quota_router.route(
+    "DELETE /projects/{name}",
+    Permission.QUOTAS_CHANGE,
+    "Delete the quotas of a project",
+    status=204,
+    raises=[ProjectNotFound, ProjectConflict],
+)
+def delete_project(tx: Writing, name: ProjectName) -> None:
+    """The rules of the project `default` then apply to its jobs. A project that is a parent cannot be deleted."""
+    queueing.remove_project(tx, name)
+
+
+@quota_router.route("GET /users", Permission.USERS_READ, "List the users")
+def list_users(tx: Reading) -> Page[UserView]:
+    """Lists the users with limits of their own, and those with queued jobs or workers. The limits of the user
+    `default` apply to each user without own limits."""
+    return Page[UserView](items=tuple(queueing.user_views(tx)))
+
+
+@quota_router.route("GET /users/{name}", Permission.USERS_READ, "Show a user", raises=[UserNotFound])
+def show_user(tx: Reading, name: UserName) -> UserView:
+    """Returns the limits that apply to the user, and what the user has."""
+    return queueing.user_view(tx, name)
+
+
+@quota_router.route(
+    "PUT /users/{name}",
+    Permission.QUOTAS_CHANGE,
+    "Set the limits of a user",
+    answer=UserView,
+    responses={201: {"model": UserView, "description": "The user had no limits before."}},
+    raises=[UserNotFound],
+)
+def put_user(tx: Writing, name: UserName, rules: Annotated[UserRules, body(UserRules, {"max_queued": 20})]) -> Response:
+    """Replaces both limits: a key that is left out is no limit. Running jobs go on."""
+    user, is_new = queueing.put_user(tx, name, rules)
+    return json_response(user, 201 if is_new else 200)
+
+
+@quota_router.route(
+    "DELETE /users/{name}",
+    Permission.QUOTAS_CHANGE,
+    "Delete the limits of a user",
+    status=204,
+    raises=[UserNotFound],
+)
+def delete_user(tx: Writing, name: UserName) -> None:
+    """The limits of the user `default` then apply."""
+    queueing.remove_user(tx, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import html
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +19,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http import page_files
-from shoal_api.http.access.authentication import LOGGED_IN, PUBLIC, Needs, require_visible
+from shoal_api.http.access.needs import LOGGED_IN, PUBLIC, Needs, require_visible
+from shoal_api.http.conditional import answer_unless_unchanged, make_etag
 from shoal_api.http.json_router import AppContext, JobId
 from shoal_api.http.page_files import LIBRARIES, Library
 from shoal_service.store import JobNotFound, histories
@@ -33,16 +34,15 @@ _POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self' {' '.join(_STYLES_OF_PLOTLY)}; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-_OWN = {
+_PAGE_HEADERS = {
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
 }
 _DASHBOARD = "shoal-job"
 """The uid of the dashboard of a job (tools/grafana/job.py)."""
 _GRAFANA = b'<a id="grafana"></a>'
-_KEPT = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+_YEAR_HEADERS = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
 _MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 PAGES = {
     "/": "fleet.html",
@@ -65,17 +65,17 @@ def routes() -> APIRouter:
     def add(path: str, endpoint: Callable[..., Any], needs: Needs = PUBLIC) -> None:
         router.add_api_route(path, endpoint, name=path, dependencies=[Depends(needs)], response_class=Response)
 
-    for name in page_files.sources():
+    for name in page_files.read_sources():
         if not name.endswith(".html"):
-            add(f"/static/{name}", _own(name))
-    add("/static/{digest}/{name}", _kept)
+            add(f"/static/{name}", _make_page_route(name))
+    add("/static/{digest}/{name}", _answer_addressed_file)
     for path, name in PAGES.items():
-        add(path, _own(name), LOGGED_IN)
+        add(path, _make_page_route(name), LOGGED_IN)
     for path, name in PUBLIC_PAGES.items():
-        add(path, _own(name))
+        add(path, _make_page_route(name))
     for library in LIBRARIES:
-        add(library.url, _library(library))
-    add("/favicon.ico", _own("favicon.svg"))
+        add(library.url, _make_library_route(library))
+    add("/favicon.ico", _make_page_route("favicon.svg"))
     add("/jobs/{job_id}", _job_page, LOGGED_IN)
     return router
 
@@ -88,59 +88,57 @@ async def _job_page(request: Request, context: AppContext, job_id: JobId) -> Res
         status = 200
     except JobNotFound:
         status = 404
-    return _answer(request, "job.html", status, _with_grafana(context.grafana_url, job_id))
+    url = context.grafana_url.rstrip("/")
+    link = f'<a href="{html.escape(url)}/d/{_DASHBOARD}?var-job={quote(job_id)}">Grafana</a>' if url else ""
+    body = page_files.read_served("job.html")[0].replace(_GRAFANA, link.encode())
+    return _answer(request, body, make_etag(body), "text/html", status)
 
 
-def _with_grafana(url: str, job_id: str) -> Callable[[bytes], bytes]:
-    """Return what makes the hidden link of the page one to the job's dashboard, if there is a Grafana."""
-    link = f'<a href="{html.escape(url.rstrip("/"))}/d/{_DASHBOARD}?var-job={quote(job_id)}">Grafana</a>'
-    return lambda body: body.replace(_GRAFANA, link.encode() if url else b"")
+def _make_page_route(name: str):  # type: ignore[no-untyped-def]
+    async def answer_page(request: Request) -> Response:
+        return _answer_file(request, name)
+
+    return answer_page
 
 
-def _own(name: str):  # type: ignore[no-untyped-def]
-    async def own(request: Request) -> Response:
-        return _answer(request, name)
-
-    return own
+def _answer_file(request: Request, name: str) -> Response:
+    body, tag = page_files.read_served(name)
+    return _answer(request, body, tag, _MEDIA_TYPES[Path(name).suffix])
 
 
-def _answer(
-    request: Request, name: str, status: int = 200, complete: Callable[[bytes], bytes] | None = None
-) -> Response:
-    body, tag = page_files.served(name)
-    if complete is not None:
-        body = complete(body)
-        tag = page_files.make_etag(body)
-    headers = {**_OWN, "ETag": tag}
-    if status == 200 and request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    return Response(body, status, media_type=_MEDIA_TYPES[Path(name).suffix], headers=headers)
+def _answer(request: Request, body: bytes, tag: str, media_type: str, status: int = 200) -> Response:
+    if_none_match = request.headers.get("if-none-match")
+    return answer_unless_unchanged(body, tag, if_none_match, status, _PAGE_HEADERS, media_type)
 
 
-async def _kept(request: Request, digest: str, name: str) -> Response:
+async def _answer_addressed_file(request: Request, digest: str, name: str) -> Response:
     """A file under the address that a page has given it. A page of another release gets the present file."""
     try:
         if name.endswith(".html"):
             raise KeyError(name)
-        body, _ = await run_in_threadpool(page_files.served, name)
+        body, _ = await run_in_threadpool(page_files.read_served, name)
     except KeyError:
         raise HTTPException(404) from None
-    if digest != page_files.digest():
-        return _answer(request, name)
-    headers = dict(_KEPT)
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        body, headers = await run_in_threadpool(page_files.compressed, name), headers | {"Content-Encoding": "gzip"}
-    return Response(body, media_type=_MEDIA_TYPES[Path(name).suffix], headers=headers)
+    if digest != page_files.compute_digest():
+        return _answer_file(request, name)
+    compress = partial(page_files.compress_served, name)
+    return await _answer_for_a_year(request, lambda: body, compress, _MEDIA_TYPES[Path(name).suffix])
 
 
-def _library(library: Library):  # type: ignore[no-untyped-def]
+def _make_library_route(library: Library):  # type: ignore[no-untyped-def]
     async def serve(request: Request) -> Response:
-        if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(await run_in_threadpool(library.read), media_type=library.media_type, headers=_KEPT)
-        body = await run_in_threadpool(_compressed, library)
-        return Response(body, media_type=library.media_type, headers={**_KEPT, "Content-Encoding": "gzip"})
+        return await _answer_for_a_year(request, library.read, partial(_compressed, library), library.media_type)
 
     return serve
+
+
+async def _answer_for_a_year(
+    request: Request, read: Callable[[], bytes], compress: Callable[[], bytes], media_type: str
+) -> Response:
+    """Return a file that the browser keeps, compressed if it accepts that. It is read on a worker thread."""
+    gzipped = "gzip" in request.headers.get("accept-encoding", "")
+    headers = _YEAR_HEADERS | ({"Content-Encoding": "gzip"} if gzipped else {})
+    return Response(await run_in_threadpool(compress if gzipped else read), media_type=media_type, headers=headers)
 
 
 @cache

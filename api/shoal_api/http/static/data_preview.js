@@ -34,7 +34,7 @@ function splitOf(title, split) {
     ["Tokens of a sample", range(split.tokens)],
     ["Of them in the loss", range(split.in_loss)],
   ];
-  const reasons = Object.entries(split.left_out).map(([reason, count]) => element("li", `${whole(count)} ${reason}`));
+  const reasons = Object.entries(split.left_out).map(([reason, count]) => element("li", `${reason}: ${whole(count)}`));
   return [
     element("h3", title),
     element("dl", facts(counts.filter(([, value]) => value)), { class: "facts" }),

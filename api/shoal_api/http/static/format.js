@@ -1,4 +1,4 @@
-// Numbers, times and names as text for people. Pure.
+// Numbers, times and names as text for people, and their order. Pure.
 export const number = (value, digits = 4) =>
   value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString();
 export const whole = (value) => (value === null || value === undefined ? "–" : value.toLocaleString());
@@ -44,3 +44,13 @@ export const reported = ({ spec, status }, text) =>
   text === "–" && spec.script && status.generation ? "not reported" : text;
 export const grant = (one) =>
   one.workers === one.desired_workers ? whole(one.workers) : `${one.workers} of ${one.desired_workers}`;
+
+export const numeric = (text) =>
+  text !== undefined && text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+
+export function compare(a, b) {
+  if (a === null || a === undefined || b === null || b === undefined)
+    return (a === null || a === undefined) - (b === null || b === undefined);
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  return String(a).localeCompare(String(b), undefined, { numeric: true });
+}

@@ -36,11 +36,15 @@ const lines = (first, second) => element("div", [element("div", first), ...(seco
 const layouts = ({ from_layout: from, to_layout: to }) => (!from || from === to ? from : `${from} → ${to ?? "…"}`);
 
 function recovery(one) {
-  const took = one.closed ? seconds(one.recovery_s) : element("span", "open", { class: "warn" });
+  const took = one.closed
+    ? one.recovery_s
+      ? seconds(one.recovery_s)
+      : "–"
+    : element("span", "open", { class: "warn" });
   return element("div", [
     element("div", took),
     ...phases(one),
-    ...(one.detect_s === null ? [] : [smallLine(`detected in ${seconds(one.detect_s)}`)]),
+    ...(one.detect_s ? [smallLine(`detected in ${seconds(one.detect_s)}`)] : []),
   ]);
 }
 

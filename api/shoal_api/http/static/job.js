@@ -1,11 +1,12 @@
 // The page of one job: one stream of its overview, of which each part is shown by a module of its own.
 import { $, link } from "./dom.js";
 import { jobPath, request } from "./api.js";
-import { Live } from "./live.js";
+import { Live, throttled } from "./live.js";
 import { showHead, titled } from "./job_head.js";
 import { Curves } from "./curves.js";
 import { append } from "./columns.js";
 import { showIncidents } from "./incidents.js";
+import { showIslands } from "./islands.js";
 import { showWorkers } from "./layout_grid.js";
 import { addLines, downloadOf, filters, goToLine, takeFilters } from "./logs.js";
 import { setUpTabs } from "./tabs.js";
@@ -26,6 +27,7 @@ const id = decodeURIComponent(location.pathname.split("/")[2]);
 const stream = `${jobPath(id)}/overview?logs=true`;
 const MAX_POINTS = 4000,
   RETRY_MS = 2000,
+  ISLANDS_MS = 5000,
   HIDDEN_MS = 30000;
 const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [], clusters: [] };
 const curves = new Curves(id, shown);
@@ -42,6 +44,8 @@ const SECTIONS = {
   files: () => follow(showFiles),
 };
 const mounted = new Set();
+// The job changes at each step, and a round closes now and then.
+const islandsSoon = throttled(() => showIslands(shown.job), ISLANDS_MS);
 window.shoalCurves = curves; // for people with a console, and for tests
 
 const live = new Live({
@@ -53,6 +57,7 @@ const live = new Live({
     showActions(shown);
     showDescription(job);
     showSpec(job);
+    if (job.spec.islands) islandsSoon();
     mountOpen();
     curves.draw();
   },

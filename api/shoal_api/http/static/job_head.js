@@ -198,8 +198,8 @@ const snapshots = (status) =>
 const workerLoss = ({ worker_loss: bound }) =>
   !bound
     ? "–"
-    : `repeats ${bound.at_most === null ? "the steps since the last checkpoint" : `at most ${bound.at_most} ${bound.at_most === 1 ? "step" : "steps"}`}${bound.reason ? `: ${bound.reason}` : ""}`;
+    : `repeats ${bound.at_most === null ? "the steps since the last checkpoint" : `at most ${plural(bound.at_most, "step")}`}${bound.reason ? `: ${bound.reason}` : ""}`;
 const nodeLoss = ({ node_loss: bound }) =>
   !bound
     ? "–"
-    : `${bound.at_most === null ? "since the last checkpoint" : `at most ${bound.at_most} steps`}, now ${bound.now} (${bound.protection.replaceAll("_", " ")})`;
+    : `repeats ${bound.at_most === null ? "the steps since the last checkpoint" : `at most ${plural(bound.at_most, "step")}`}, ${whole(bound.now)} now (${bound.protection.replaceAll("_", " ")})`;

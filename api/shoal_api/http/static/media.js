@@ -1,9 +1,10 @@
 // What a job has logged besides numbers: a slider over its steps, images, histograms over the steps, tables and texts; and
 // what its checkpoints come from. All of it is shown as text or as an image, never as markup.
-import { $, element, fill, link, row, rows, said, table } from "./dom.js";
-import { jobPath, modelPage, request, stepPage } from "./api.js";
+import { $, element, fill, link, row, table } from "./dom.js";
+import { jobPath, modelPage, request } from "./api.js";
 import { plural, seconds, whole } from "./format.js";
 import { drawn } from "./histograms.js";
+import { fillLineage } from "./lineage.js";
 
 const MOST_RECORDS = 100;
 let job = null,
@@ -120,16 +121,7 @@ function logged(one, found) {
 
 export async function showLineage(id) {
   const view = await request(`${jobPath(id)}/lineage`);
-  // a job that has begun with its seed is no line of its own
-  rows("lineage", view.jobs.length > 1 ? view.jobs : [], (one, depth) => [
-    one.is_known
-      ? link(one.name || one.job_id, `/jobs/${encodeURIComponent(one.job_id)}`, depth ? {} : { "aria-current": "page" })
-      : `${one.job_id} (deleted, or not visible)`,
-    origin(one),
-    said([one.code, short(one.code_sha256)]),
-    said([one.data_source, short(one.data)]),
-    short(one.spec_sha256),
-  ]);
+  fillLineage(view.jobs.length > 1 ? view.jobs : []); // a job that has begun with its seed is no line of its own
   const models = view.registered.flatMap((one, index) => [
     index ? "; " : "",
     link(`${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""}`, modelPage(one)),
@@ -143,18 +135,3 @@ export async function showLineage(id) {
         ]),
   );
 }
-
-const short = (hash) => (hash ? element("code", ` ${hash.slice(0, 12)}`, { title: hash }) : "");
-const origin = (one) =>
-  !one.parent
-    ? one.is_known
-      ? "its seed"
-      : "–"
-    : one.parent.job_id
-      ? link(
-          one.parent.step === null
-            ? `the files of ${one.parent.job_id}`
-            : `step ${whole(one.parent.step)} of ${one.parent.job_id}`,
-          stepPage(one.parent.job_id, one.parent.step),
-        )
-      : `weights of ${one.parent.url}`;

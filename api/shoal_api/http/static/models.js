@@ -4,7 +4,7 @@ import { $, button, element, facts, fill, link, rows, said, say, small } from ".
 import { jobPage, modelPage, modelPath, request, stepPage } from "./api.js";
 import { ask } from "./dialog.js";
 import { bytes, moment, number, plural, whole } from "./format.js";
-import { lineageGraph } from "./lineage_graph.js";
+import { fillLineage } from "./lineage.js";
 import { deleteAlias, register, removeVersion, setAlias } from "./registering.js";
 
 const READ_MS = 5000,
@@ -183,7 +183,7 @@ function showOne() {
       ["Where", element("code", one.url)],
     ]),
   );
-  fill("lineage-graph", [lineageGraph(one)]);
+  fillLineage(one.lineage);
   const which = one.aliases[0] ?? String(one.version),
     project = one.project === "default" ? "" : ` --project ${one.project}`;
   $("get-words").textContent =

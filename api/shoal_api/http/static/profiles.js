@@ -44,7 +44,9 @@ function where(one) {
   if (!one.times.length) return "–";
   const parts = PARTS.map((name) => [name, spent(one, name)]).filter(([, amount]) => amount > 0);
   const said = parts.map(([name, amount]) => `${name} ${percent(amount / mean(one))}`).join(", ");
-  return element("span", [stripe(parts, 160, 12, `Where a step's time goes: ${said}`), small(said)]);
+  const hidden = one.overlaps.map(({ axis, hidden }) => `${axis} ${percent(hidden)}`).join(", ");
+  const beside = hidden && small(`communication beside computing: ${hidden}`);
+  return element("span", [stripe(parts, 160, 12, `Where a step's time goes: ${said}`), small(said), beside]);
 }
 
 const files = (id, one) =>

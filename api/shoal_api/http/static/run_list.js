@@ -2,7 +2,7 @@
 import { $, button, element, link, small } from "./dom.js";
 import { jobPage } from "./api.js";
 import { badge } from "./states.js";
-import { plural } from "./format.js";
+import { compare, numeric, plural } from "./format.js";
 import { looksOf } from "./looks.js";
 import { bare } from "./job_query.js";
 
@@ -16,7 +16,7 @@ export function groupsOf(jobs, state) {
     found.get(key).members.push(job);
   }
   const groups = [...found.values()];
-  if (name) groups.sort((a, b) => a.key.localeCompare(b.key, undefined, { numeric: true }));
+  if (name) groups.sort((a, b) => compare(numeric(a.key), numeric(b.key)));
   const looks = looksOf(
     groups.map(({ key }) => key),
     state.colours,

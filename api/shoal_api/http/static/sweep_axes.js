@@ -2,21 +2,13 @@
 // of a colour are one trace, so that two hundred jobs are drawn at once. Ordinary scatter traces: Plotly's own parallel
 // coordinates need WebGL, which many machines lack.
 import { $ } from "./dom.js";
-import { number } from "./format.js";
+import { compare, number } from "./format.js";
 import { plot } from "./plot.js";
 import { colours } from "./theme.js";
 
 const TIERS = 9,
   WIDEST_RATIO = 30,
   AXIS_PX = 96;
-export const numeric = (text) =>
-  text !== undefined && text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
-
-export function compare(a, b) {
-  if (a === null || a === undefined || b === null || b === undefined)
-    return (a === null || a === undefined) - (b === null || b === undefined);
-  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
-}
 
 // jobs: the best first; axes: [title, (job) => value]; most: so many of the best are drawn in colour, the others pale.
 export function drawAxes(jobs, columns, most) {

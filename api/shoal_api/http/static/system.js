@@ -79,6 +79,7 @@ export class System {
     if (isEmpty) return $("system-width").replaceChildren();
     const colour = colours(),
       times = at.map((one) => new Date(one * 1000)),
+      span = [at[0] - width / 2, at.at(-1) + width / 2].map((one) => new Date(one * 1000)),
       scale = scaleOf(metric, values);
     $("system-width").replaceChildren(
       `means over ${seconds(width)}; pale is ${said(metric, scale[0])}, strong is ${said(metric, scale[1])}`,
@@ -86,7 +87,7 @@ export class System {
     const layout = (height, more) => ({
       height,
       margin: { l: 60, r: 10, t: 8, b: 34 },
-      xaxis: { type: "date", gridcolor: colour.line },
+      xaxis: { type: "date", range: span, gridcolor: colour.line },
       ...more,
     });
     plot(

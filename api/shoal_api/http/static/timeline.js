@@ -23,9 +23,15 @@ export function showTimeline(found) {
     : `No job had an attempt in the last ${seconds(found.until - found.since)}.`;
   $("span").textContent = `Workers, ${brief(found.since)} to ${clock(found.until)}`;
   const seen = [...new Set(found.jobs.flatMap((job) => job.states.filter((_, index) => job.workers[index])))];
+  const looks = [...new Set(seen.map(look))];
   fill(
     "states",
-    seen.map((state) => element("li", [element("span", "", { class: `swatch lane-${look(state)}` }), state])),
+    looks.map((name) =>
+      element("li", [
+        element("span", "", { class: `swatch lane-${name}` }),
+        seen.filter((state) => look(state) === name).join(", "),
+      ]),
+    ),
   );
   rows(
     "timeline",
@@ -73,7 +79,7 @@ const WHAT = {
 };
 const GETS = new Set(["start", "grow"]);
 
-// "2 from a; 3 free workers: b had left 2 of them".
+// "2 from a; 3 free workers, 2 freed by b", or "2 to a; freed 3, 2 given to b".
 function partners(one) {
   const named = (flows, between) =>
     flows.flatMap((flow, index) => [
@@ -83,24 +89,13 @@ function partners(one) {
     ]);
   if (one.kind === "lost" || one.kind === "recovered") return ["-"];
   const gets = GETS.has(one.kind),
-    free = gets ? plural(one.free, "free worker") : `${whole(one.free)} ${one.free === 1 ? "is" : "are"} free`;
+    free = gets ? plural(one.free, "free worker") : `freed ${whole(one.free)}`;
   const traced = gets ? one.freed_by : one.taken_by;
   return [
     ...named(one.others, gets ? "from " : "to "),
     ...(one.others.length && one.free ? ["; "] : []),
     ...(one.free ? [free] : []),
-    ...(traced.length
-      ? [
-          ": ",
-          ...(gets
-            ? traced.flatMap((flow, index) => [
-                index ? ", " : "",
-                link(flow.name, jobPage(flow.job)),
-                ` had left ${whole(flow.workers)}`,
-              ])
-            : [...named(traced, "went to ")]),
-        ]
-      : []),
+    ...(traced.length ? [", ", ...named(traced, gets ? "freed by " : "given to ")] : []),
   ];
 }
 

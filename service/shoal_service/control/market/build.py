@@ -60,7 +60,7 @@ _DOUBLING = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class ClusterConstraints:
     """What a market needs to know about clusters beside their nodes."""
 
     own: str = ""
@@ -74,7 +74,7 @@ class Whereabouts:
     there."""
 
 
-SINGLE = Whereabouts()
+SINGLE = ClusterConstraints()
 
 
 class MarketBuilder:
@@ -99,7 +99,7 @@ class MarketBuilder:
         projects: Mapping[str, Project],
         users: Mapping[str, User],
         now: float,
-        where: Whereabouts = SINGLE,
+        where: ClusterConstraints = SINGLE,
     ) -> MarketState:
         """
         Args:
@@ -196,7 +196,7 @@ def named_cluster(spec: JobSpec) -> str:
     return "" if spec.worker.cluster == ANY_CLUSTER else spec.worker.cluster
 
 
-def standing_of(state: MarketState) -> object:
+def fingerprint(state: MarketState) -> object:
     """Everything in a state except the progress of its jobs, to compare it with another state. Jobs that have not
     changed give the same object again, which is compared by its identity."""
     jobs = [derive_facts(job).standing(job) for job in state.jobs]
@@ -212,19 +212,19 @@ def market_nodes(
     nodes: Sequence[Node], job_ids: Sequence[str], foreign: Mapping[str, WorkerNeed]
 ) -> tuple[MarketNode, ...]:
     """The nodes that jobs may use. A drained node is not among them, because its workers are leaving it."""
-    return tuple(_market_node(node, foreign.get(node.node_id, _NOTHING)) for node in node_rules.usable(nodes, job_ids))
-
-
-def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
-    return MarketNode(
-        node_id=node.node_id,
-        cluster=node.cluster,
-        cpus=max(0.0, node.cpus - foreign.cpus),
-        gpus=max(0.0, node.gpus - foreign.gpus),
-        memory_gib=max(0.0, node.memory_gib - foreign.memory_gib),
-        labels=node.labels,
-        is_spot=node.labels.get(MARKET_TYPE_LABEL) == SPOT,
-        is_cordoned=node.cordon is not None,
+    usable = [(node, foreign.get(node.node_id, _NOTHING)) for node in node_rules.usable(nodes, job_ids)]
+    return tuple(
+        MarketNode(
+            node_id=node.node_id,
+            cluster=node.cluster,
+            cpus=max(0.0, node.cpus - others.cpus),
+            gpus=max(0.0, node.gpus - others.gpus),
+            memory_gib=max(0.0, node.memory_gib - others.memory_gib),
+            labels=node.labels,
+            is_spot=node.labels.get(MARKET_TYPE_LABEL) == SPOT,
+            is_cordoned=node.cordon is not None,
+        )
+        for node, others in usable
     )
 
 
@@ -232,7 +232,7 @@ def _with_workers(job: MarketJob, on_nodes: Mapping[str, int]) -> MarketJob:
     return job if on_nodes == job.on_nodes else replace(job, held=sum(on_nodes.values()), on_nodes=on_nodes)
 
 
-def _placed(job: MarketJob, where: Whereabouts) -> MarketJob:
+def _placed(job: MarketJob, where: ClusterConstraints) -> MarketJob:
     """The job with its cluster, and whether it is leaving; or, if it is queued, with the clusters in which it may not
     start. A job whose values stay as they are is returned as the same object."""
     if not job.granted:
@@ -398,30 +398,18 @@ def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> Throughput
 
 
 def _unplanned(spec: JobSpec) -> ThroughputCurve:
-    """The curve without the planner."""
-    return by_partition(spec) if spec.program is None else of_program(spec)
+    """Predict the speed without the planner.
 
-
-def of_program(spec: JobSpec) -> ThroughputCurve:
-    """Predicts the speed of a script or a loop relative to that of one worker. Nothing is known of it until it reports
-    samples, so a doubling is assumed to gain nearly all that it can."""
-    return curve_of(
-        rising({size: size * _DOUBLING ** math.log2(size) for size in sizes_of(spec.elasticity.max_workers)})
-    )
-
-
-def by_partition(spec: JobSpec) -> ThroughputCurve:
-    """Predicts the speed of a task of which the planner knows nothing: a step takes as long as the rank with the most
-    micro-batches."""
-    micro_batches = spec.batch.num_micro_batches
-    return curve_of(
-        rising(
-            {
-                size: spec.batch.global_size / math.ceil(micro_batches / size) * _DOUBLING ** math.log2(size)
-                for size in sizes_of(spec.elasticity.max_workers)
-            }
-        )
-    )
+    A step of a task takes as long as that of the rank with the most micro-batches. Nothing is known of a script or a
+    loop until it reports samples; its speed is relative to that of one worker. A doubling gains nearly all that it can.
+    """
+    batch = spec.batch
+    rates = {
+        size: (batch.global_size / math.ceil(batch.num_micro_batches / size) if spec.program is None else float(size))
+        * _DOUBLING ** math.log2(size)
+        for size in sizes_of(spec.elasticity.max_workers)
+    }
+    return curve_of(rising(rates))
 
 
 def rising(rates: Mapping[int, float]) -> dict[int, float]:

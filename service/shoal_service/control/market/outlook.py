@@ -12,8 +12,8 @@ Pure; nothing is stored or carried out.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from shoal_service.clusters.wire import Reservation, RoomKind
@@ -207,9 +207,12 @@ def find_cramped_jobs(
 
 
 def predict_freed_nodes(
-    changes: Sequence[Start | Resize | Preempt], grants: Mapping[str, int], reservations: Sequence[Reservation]
+    changes: Sequence[Start | Resize | Preempt],
+    grants: Mapping[str, int],
+    reservations: Sequence[Reservation],
+    find_cluster: Callable[[Start | Resize | Preempt], str],
 ) -> dict[str, Counter[str]]:
-    """Return the workers that others give up for starting jobs, by node.
+    """Return the workers that others in the same cluster give up for starting jobs, by node.
 
     A job that takes free room instead has fewer workers here than it starts with, or no entry. This is a guess, from
     which processes are started ahead of time: a job that shrinks gives up the workers of its last ranks, which are as a
@@ -217,13 +220,16 @@ def predict_freed_nodes(
 
     Args:
         grants: workers of each job before the changes.
+        find_cluster: returns the cluster of a change.
     """
-    nodes = [node_id for change in changes for node_id in _find_given_up(change, grants, reservations)]
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for change in changes:
+        nodes[find_cluster(change)] += _find_given_up(change, grants, reservations)
     freed: dict[str, Counter[str]] = {}
     for change in changes:
-        if isinstance(change, Start) and nodes:
-            freed[change.job_id] = Counter(nodes[: change.workers])
-            nodes = nodes[change.workers :]
+        if isinstance(change, Start) and (there := nodes[find_cluster(change)]):
+            freed[change.job_id] = Counter(there[: change.workers])
+            del there[: change.workers]
     return freed
 
 

@@ -48,9 +48,9 @@ def handle_found(turn: Turn, event: CheckpointFound) -> None:
     if turn.stage not in (Stage.OPENING, Stage.FALLING_BACK):
         return  # the second answer to a repeated request
     for name, message in event.damaged:
-        _forget(turn, name, message)
-    known = turn.checkpoints
-    if event.name is not None and (event.name in known.damaged or known.is_distrusted(event.name)):
+        forget_damaged(turn, name, message)
+    index = turn.checkpoints
+    if event.name is not None and (event.name in index.damaged or index.is_distrusted(event.name)):
         distrust(turn, event.name)  # it was committed, or found damaged, while the search was on its way
         turn.find_checkpoint()
         return
@@ -59,9 +59,9 @@ def handle_found(turn: Turn, event: CheckpointFound) -> None:
     newest, damaged = turn.checkpoints.newest, turn.checkpoints.damaged
     has_state = newest is not None or best_source(turn.state) is not None or turn.checkpoints.trusts_seed_only
     if damaged and not has_state and turn.target.spec.checkpoint.all_damaged is DamagePolicy.STOP:
-        turn.end(EndReason.DAMAGED_CHECKPOINT, _why_it_ends(turn.state))
+        turn.end(EndReason.DAMAGED_CHECKPOINT, _describe_damage(turn.state))
         return
-    if damaged or (turn.stage is Stage.FALLING_BACK and known.unreadable_since is None):
+    if damaged or (turn.stage is Stage.FALLING_BACK and index.unreadable_since is None):
         turn.emit(CheckpointFallback(to=newest))
     if turn.stage is Stage.OPENING:
         turn.enter(Starting(since=turn.now))
@@ -69,17 +69,17 @@ def handle_found(turn: Turn, event: CheckpointFound) -> None:
         forming.plan_next(turn)
 
 
-def what_is_missing(expected: str | None, newest_there: CheckpointName | None) -> str:
+def describe_missing(expected: str | None, newest_there: CheckpointName | None) -> str:
     """Say why a storage is not the job's: it has neither the expected checkpoint nor a newer one. Empty if it has.
 
     Args:
         newest_there: the newest one with a commit marker, whether it is usable or not.
     """
-    known = CheckpointName.parse(expected or "")
-    if known is None or (newest_there is not None and newest_there >= known):
+    committed_name = CheckpointName.parse(expected or "")
+    if committed_name is None or (newest_there is not None and newest_there >= committed_name):
         return ""
     has = f"its newest checkpoint is {newest_there}" if newest_there is not None else "it has no checkpoint"
-    return f"{has}, and the job has committed {known}"
+    return f"{has}, and the job has committed {committed_name}"
 
 
 def search_failed(turn: Turn, event: StorageAway) -> None:
@@ -120,7 +120,7 @@ def search_again(turn: Turn) -> None:
         return
     if turn.now > search_deadline(turn.state):
         reason = EndReason.CHECKPOINTS_MISSING if current.search.is_missing else EndReason.STORAGE_FAILED
-        turn.end(reason, _search_overdue(turn.state, current.search, turn.now))
+        turn.end(reason, _describe_overdue_search(turn.state, current.search, turn.now))
     elif current.search.retry_at is not None and turn.now >= current.search.retry_at:
         turn.stay(replace(current, search=replace(current.search, retry_at=None)))
         turn.find_checkpoint()
@@ -144,7 +144,7 @@ def describe_search(state: Attempt) -> str:
     return f"looking for checkpoints in {root}"
 
 
-def _search_overdue(state: Attempt, search: Search, now: float) -> str:
+def _describe_overdue_search(state: Attempt, search: Search, now: float) -> str:
     root, limit_s = state.config.checkpoint_root, state.target.spec.checkpoint.wait_s
     waited = f"for {now - _waits_since(state):.0f} s (checkpoint.wait_s is {limit_s:g})"
     if search.is_missing:
@@ -157,14 +157,22 @@ def _search_overdue(state: Attempt, search: Search, now: float) -> str:
     return f"{root} did not answer {waited}.{last}"
 
 
-def _forget(turn: Turn, name: str, message: str) -> None:
-    if name not in turn.checkpoints.damaged:
-        turn.checkpoints = replace(turn.checkpoints, damaged=(*turn.checkpoints.damaged, name))
-        turn.emit(CheckpointDamaged(name=name, message=message))
-        turn.do(ForgetDamaged(name, message))
+def forget_damaged(turn: Turn, name: str, message: str) -> None:
+    """Do not read this checkpoint again. Repeating the call is harmless."""
+    index = turn.checkpoints
+    if name in index.damaged:
+        return
+    turn.checkpoints = replace(
+        index,
+        damaged=(*index.damaged, name),
+        unverified=tuple(other for other in index.unverified if other != name),
+        newest=None if index.newest == name else index.newest,
+    )
+    turn.emit(CheckpointDamaged(name=name, message=message))
+    turn.do(ForgetDamaged(name, message))
 
 
-def _why_it_ends(state: Attempt) -> str:
+def _describe_damage(state: Attempt) -> str:
     damaged = state.checkpoints.damaged
     shown = ", ".join(damaged[-3:]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
     return (
@@ -177,12 +185,12 @@ def _why_it_ends(state: Attempt) -> str:
 def part_saved(turn: Turn, part: SavedPart) -> None:
     """Keep a part that a rank has saved. It may arrive twice: in its own report and with the worker's exit, or again
     after a restart."""
-    known = turn.checkpoints
+    index = turn.checkpoints
     name = str(CheckpointName(part.step, turn.config.attempt, part.generation))
-    if name == known.newest or name in (*known.committing, *known.failed):
+    if name == index.newest or name in (*index.committing, *index.failed):
         return
-    parts = known.parts.get(name, IntMap()).with_item(part.rank, part)
-    turn.checkpoints = replace(known, parts={**known.parts, name: parts})
+    parts = index.parts.get(name, IntMap()).with_item(part.rank, part)
+    turn.checkpoints = replace(index, parts={**index.parts, name: parts})
     commit_whole(turn)
 
 
@@ -239,10 +247,10 @@ def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
 def remember_newest(turn: Turn, name: str | None) -> None:
     """Remember this checkpoint if it is the newest that can be restored. Commits and searches of the storage may be
     answered in any order."""
-    known = turn.checkpoints
-    this, newest = CheckpointName.parse(name or ""), CheckpointName.parse(known.newest or "")
-    if this is not None and name not in known.damaged and (newest is None or this > newest):
-        turn.checkpoints = replace(known, newest=name, expected=name)
+    index = turn.checkpoints
+    this, newest = CheckpointName.parse(name or ""), CheckpointName.parse(index.newest or "")
+    if this is not None and name not in index.damaged and (newest is None or this > newest):
+        turn.checkpoints = replace(index, newest=name, expected=name)
 
 
 def _forget_parts(turn: Turn, name: str) -> None:
@@ -271,12 +279,12 @@ def save_failed(turn: Turn, item: SaveFailed) -> None:
 
 def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
     """The replicas were compared and are equal, so the state of this step and of all earlier ones is trusted."""
-    known = turn.checkpoints
+    index = turn.checkpoints
     turn.checkpoints = replace(
-        known,
-        clean_step=max(item.step, known.clean_step or 0),
-        verified_step=max(item.step, known.verified_step or 0),
-        unverified=tuple(name for name in known.unverified if _step(name) > item.step),
+        index,
+        clean_step=max(item.step, index.clean_step or 0),
+        verified_step=max(item.step, index.verified_step or 0),
+        unverified=tuple(name for name in index.unverified if _step(name) > item.step),
     )
 
 
@@ -289,28 +297,20 @@ def group_formed(turn: Turn, start_step: int) -> None:
 
 def _note_unverified(turn: Turn, name: str) -> None:
     """Note a committed checkpoint that no comparison of the replicas covers yet."""
-    known = turn.checkpoints
-    if _step(name) > (known.clean_step or 0) and name not in known.unverified:
-        turn.checkpoints = replace(known, unverified=(*known.unverified, name)[-_MOST_UNVERIFIED:])
+    index = turn.checkpoints
+    if _step(name) > (index.clean_step or 0) and name not in index.unverified:
+        turn.checkpoints = replace(index, unverified=(*index.unverified, name)[-_MOST_UNVERIFIED:])
 
 
 def distrust(turn: Turn, name: str) -> None:
-    """Do not read this committed checkpoint again. Repeating the call is harmless."""
-    known = turn.checkpoints
-    if name in known.damaged:
+    """Do not read this committed checkpoint again, because the state was found wrong later."""
+    index = turn.checkpoints
+    if name in index.damaged:
         return
-    assert known.distrusted is not None
-    message = f"not trusted: the state was found wrong later, and step {known.distrusted[1]} is the last that was not"
-    turn.emit(CheckpointDamaged(name=name, message=message))
-    turn.do(ForgetDamaged(name, message))
-    is_newest = known.newest == name
-    turn.checkpoints = replace(
-        known,
-        damaged=(*known.damaged, name),
-        unverified=tuple(other for other in known.unverified if other != name),
-        newest=None if is_newest else known.newest,
-        must_search=known.must_search or is_newest,
-    )
+    assert index.distrusted is not None
+    message = f"not trusted: the state was found wrong later, and step {index.distrusted[1]} is the last that was not"
+    turn.checkpoints = replace(index, must_search=index.must_search or index.newest == name)
+    forget_damaged(turn, name, message)
 
 
 def distrust_later_than(turn: Turn, clean_step: int) -> None:

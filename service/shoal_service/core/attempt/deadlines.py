@@ -4,8 +4,8 @@
 
 Slow is not dead: while a worker that starts reports progress of its preparation, or a rank of a group that forms
 reports that it builds or restores, the deadline moves on. A counter that stands still moves nothing. Deadlines are
-checked after every event, so that a busy queue delays none. `find_wait` decides and changes nothing, and the status
-shows it; `apply` carries out.
+checked after every event, so that a busy queue delays none. `find_wait` says what is waited for, until when, and what
+is done then, and changes nothing; the status shows it, and `apply` carries it out.
 
 A worker that hangs is killed here. Once `hangs.find_hang` says that the group hangs, it is lost and interrupted; a
 worker that does not leave in time, or does not answer at all (`is_given_up`), is evicted:
@@ -31,10 +31,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import StrEnum
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar
 
 from shoal_service.core.attempt import checkpoints, hangs, losses, memory_snapshots, outcome, reports
+from shoal_service.core.attempt.memory_snapshots import stop_waiting
 from shoal_service.core.attempt.state import (
     Attempt,
     AvoidedNode,
@@ -50,7 +50,6 @@ from shoal_service.core.attempt.state import (
     Switching,
     Waiting,
     Worker,
-    later_s,
 )
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.persistent import IntMap, Table
@@ -73,6 +72,7 @@ _WAITED_FOR = (
     "answers_since",
     "draining_since",
     "interrupted_at",
+    "left_at",
     "requested",
     "seen_at",
     "unreachable_since",
@@ -85,8 +85,8 @@ def apply(turn: Turn) -> None:
     """Do what is due: end what is overdue, give up workers that do not answer, and keep slow ones that no other
     replaces."""
     wait = find_wait(turn.state)
-    if wait is not None and _is_over(wait, turn.now):
-        _expire(turn, wait)
+    if wait is not None and wait.expire is not None and wait.until is not None and turn.now >= wait.until:
+        wait.expire(turn, f"{turn.now - turn.current.since:.0f} s")
     elif hang := hangs.find_hang(turn.state, turn.now):
         turn.health = replace(turn.health, hang=hang.hang)
         losses.lose_group(turn, IncidentCause.HUNG, "progress stamps", hang.reason)
@@ -100,58 +100,14 @@ def apply(turn: Turn) -> None:
         reports.keep_stragglers_without_replacement(turn)
 
 
-def _is_over(wait: Wait, now: float) -> bool:
-    """True if the wait is over. Some waits end elsewhere: in `checkpoints`, `forming` (the back-off),
-    `_evict_unresponsive` (survivors)."""
-    if wait.until is None or wait.deadline in (Deadline.STORAGE, Deadline.BACK_OFF, Deadline.SURVIVORS):
-        return False
-    at_once = wait.deadline in (Deadline.ORPHANED_SNAPSHOTS, Deadline.USER_ERRORS)
-    return now >= wait.until if at_once else now > wait.until
-
-
-def _expire(turn: Turn, wait: Wait) -> None:
-    waited = f"{turn.now - turn.current.since:.0f} s"
-    match wait.deadline:
-        case Deadline.WORKERS:
-            turn.end(EndReason.CAPACITY_TIMEOUT, _describe_shortage(turn.state, waited))
-        case Deadline.ORPHANED_SNAPSHOTS:
-            memory_snapshots.stop_waiting(turn)
-        case Deadline.FORMED:
-            reason = f"the group did not form within {waited}: waited for {wait.message}"
-            losses.lose_group(turn, IncidentCause.FORM_FAILED, "deadline", reason)
-        case Deadline.STEP_BOUNDARY:
-            reason = f"no step boundary was reached in {waited}"
-            if turn.target.is_script:
-                reason = f"the script did not end within {waited} on every rank"
-            losses.lose_group(turn, IncidentCause.COLLECTIVE_FAILED, "deadline", reason)
-        case Deadline.USER_ERRORS:
-            losses.interrupt_rest(turn)
-        case Deadline.COMMIT:
-            outcome.commit_overdue(turn, f"the commit took longer than {waited}")
-        case Deadline.STORAGE | Deadline.MORE_WORKERS | Deadline.BACK_OFF | Deadline.SURVIVORS:
-            pass  # never overdue, see `_is_over`
-        case _:
-            assert_never(wait.deadline)
-
-
-def _describe_shortage(state: Attempt, waited: str) -> str:
-    current, minimum = state.current, count_text(state.target.min_workers, "worker")
-    if isinstance(current, Starting):
-        start_s = state.config.timeouts.start_s
-        started = f"only {state.num_usable} of at least {minimum} started within {waited}"
-        return f"{started}, and no other made progress for timeouts.start_s {start_s:g} s"
-    if isinstance(current, Waiting) and current.refused:
-        return f"{current.refused}. No other workers came for {waited} (elasticity.wait_s)"
-    return f"{state.num_usable} of at least {minimum} (elasticity.min_workers) for {waited} (elasticity.wait_s)"
-
-
 def _evict_unresponsive(turn: Turn, quiescing: Quiescing) -> None:
     """Evict the workers of a lost group that are not waited for any longer, by rank."""
     state = turn.state
     if quiescing.interrupted_at is None:
         return
-    waited, limit_s = turn.now - quiescing.interrupted_at, state.quiesce_s
-    unresponsive_s = state.config.timeouts.unresponsive_s + later_s(len(state.pool.workers))
+    since, late_s = _await_answers(state, quiescing, quiescing.interrupted_at)
+    waited, limit_s = turn.now - since, state.leave_s + late_s
+    unresponsive_s = state.config.timeouts.unresponsive_s + late_s
     hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
     unanswering = hangs.unanswering(state, turn.now) if hung else frozenset()
     generation = state.group.generation
@@ -174,6 +130,22 @@ def _evict_unresponsive(turn: Turn, quiescing: Quiescing) -> None:
         losses.evict(turn, index, cause, witness, reason)
 
 
+_LAST = 0.01
+"""Share of a group's workers that are the last ones to leave it."""
+
+
+def _await_answers(state: Attempt, quiescing: Quiescing, interrupted_at: float) -> tuple[float, float]:
+    """Return since when the workers in `run` are waited for, and what is added because answers may queue up.
+
+    Once nearly all workers of a group have left, no queue holds the answers of the last ones: they are waited for as
+    those of a small group are, from the newest exit on.
+    """
+    late_s = state.config.timeouts.later_s(len(state.pool.workers))
+    if quiescing.left_at is None or len(state.in_run) > max(1, _LAST * len(state.group.workers)):
+        return interrupted_at, late_s
+    return min(max(quiescing.left_at, interrupted_at), interrupted_at + late_s), 0.0
+
+
 def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
     """Decide if a worker that does not answer is given up. It is not known to be dead, but it is not waited for without
     end."""
@@ -186,36 +158,22 @@ def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
         return Decision(now - left_out.since >= limit_s, f"its node was silent for {limit_s:g} s")
     if worker.unreachable_since is None:
         return Decision(False, "it answers")
-    limit_s = state.config.timeouts.unreachable_s + later_s(len(state.pool.workers))
+    limit_s = state.config.timeouts.unreachable_s + state.config.timeouts.later_s(len(state.pool.workers))
     return Decision(now - worker.unreachable_since >= limit_s, f"it did not answer for {limit_s:.3g} s")
 
 
-class Deadline(StrEnum):
-    """What was waited for and did not come in time."""
-
-    STORAGE = "storage"
-    WORKERS = "workers"
-    """Too few workers are usable: fewer than elasticity.min_workers."""
-    MORE_WORKERS = "more_workers"
-    """The granted workers beyond elasticity.min_workers. At the deadline the group forms without them."""
-    BACK_OFF = "back_off"
-    ORPHANED_SNAPSHOTS = "orphaned_snapshots"
-    FORMED = "formed"
-    STEP_BOUNDARY = "step_boundary"
-    USER_ERRORS = "user_errors"
-    """Other ranks get time to raise the same error as the first one."""
-    SURVIVORS = "survivors"
-    """The survivors get time to leave a group that was lost."""
-    COMMIT = "commit"
+Expire = Callable[[Turn, str], None]
+"""Does what is due once a deadline has passed. It is told for how long the stage has lasted: "30 s"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    deadline: Deadline
     until: float | None
     """Wall-clock time of the deadline; None if the wait ends when the workers report."""
     message: str
     """What is waited for, with the setting that limits it. The text does not change while only time passes."""
+    expire: Expire | None = None
+    """None if the end of the wait is found elsewhere."""
 
 
 def find_wait(state: Attempt) -> Wait | None:
@@ -224,38 +182,42 @@ def find_wait(state: Attempt) -> Wait | None:
     match state.current:
         case Opening() | FallingBack():
             limit_s = state.target.spec.checkpoint.wait_s
-            message = f"{state.config.checkpoint_root} to list its checkpoints (checkpoint.wait_s {limit_s:g} s)"
-            return Wait(Deadline.STORAGE, checkpoints.search_deadline(state), message)
+            message = f"the list of checkpoints in {state.config.checkpoint_root} (checkpoint.wait_s {limit_s:g} s)"
+            return Wait(checkpoints.search_deadline(state), message)  # ended by `checkpoints.search_again`
         case Waiting(orphans_until=float()):
             message = f"workers to read the snapshots on their nodes ({timeouts.orphans_s:g} s without progress)"
-            return Wait(Deadline.ORPHANED_SNAPSHOTS, memory_snapshots.waiting_until(state), message)
+            return Wait(memory_snapshots.waiting_until(state), message, lambda turn, _: stop_waiting(turn))
         case Starting():
             return _for_workers(state, timeouts.start_s, "timeouts.start_s")
         case Waiting(refused=str() as refused) if refused:
             wait_s = state.target.spec.elasticity.wait_s
             message = f"workers on other nodes, since {refused} (elasticity.wait_s {wait_s:g} s)"
-            return Wait(Deadline.WORKERS, _newest(since, _starting(state)) + wait_s, message)
+            return Wait(_newest(since, _starting(state)) + wait_s, message, _end_without_capacity)
         case Waiting():
             return _for_workers(state, state.target.spec.elasticity.wait_s, "elasticity.wait_s")
         case Forming():
             return _for_group(state)
         case Switching() if state.target.is_script and state.is_finishing:
-            return Wait(Deadline.STEP_BOUNDARY, None, "the script to end on the other ranks")
+            return Wait(None, "the script to end on the other ranks")
         case Switching() if state.target.is_script:
             until = since + timeouts.switch_s + state.target.grace_s
             message = f"the processes of the script to end (script.grace_s {state.target.grace_s:g} s)"
-            return Wait(Deadline.STEP_BOUNDARY, until, message)
+            reason = "the script did not end within {} on every rank"
+            return Wait(until, message, _lose_group(IncidentCause.COLLECTIVE_FAILED, reason))
         case Switching():
             message = f"the group to reach the end of its step ({timeouts.switch_s:g} s)"
-            return Wait(Deadline.STEP_BOUNDARY, since + timeouts.switch_s, message)
+            expire = _lose_group(IncidentCause.COLLECTIVE_FAILED, "no step boundary was reached in {}")
+            return Wait(since + timeouts.switch_s, message, expire)
         case Quiescing(interrupt_at=float() as at):
-            return Wait(Deadline.USER_ERRORS, at, "other ranks to raise the same error")
-        case Quiescing(interrupted_at=interrupted_at):
-            message = f"the workers to leave the lost group ({state.quiesce_s:.3g} s)"
-            return Wait(Deadline.SURVIVORS, (interrupted_at or since) + state.quiesce_s, message)
+            return Wait(at, "other ranks to raise the same error", lambda turn, _: losses.interrupt_rest(turn))
+        case Quiescing(interrupted_at=interrupted_at) as quiescing:
+            began, late_s = _await_answers(state, quiescing, interrupted_at or since)
+            limit_s = state.leave_s + late_s
+            # each one that is late is evicted by `_evict_unresponsive`
+            return Wait(began + limit_s, f"the workers to leave the lost group ({limit_s:.3g} s)")
         case Committing():
             message = f"the storage to commit the checkpoint (timeouts.commit_s {timeouts.commit_s:g} s)"
-            return Wait(Deadline.COMMIT, since + timeouts.commit_s, message)
+            return Wait(since + timeouts.commit_s, message, _give_up_commit)
         case _:
             return None
 
@@ -263,25 +225,55 @@ def find_wait(state: Attempt) -> Wait | None:
 def _for_workers(state: Attempt, timeout_s: float, setting: str) -> Wait:
     usable, minimum, granted = state.num_usable, state.target.min_workers, state.target.granted
     if usable < minimum:
-        message = f"at least {count_text(minimum, 'worker')} ({setting} {timeout_s:g} s without progress)"
-        return Wait(Deadline.WORKERS, _newest(state.current.since, _starting(state)) + timeout_s, message)
+        needs = f"{count_text(minimum, 'worker')}, {usable} ready"
+        message = f"{needs} ({setting} {timeout_s:g} s without progress)"
+        return Wait(_newest(state.current.since, _starting(state)) + timeout_s, message, _end_without_capacity)
     if state.budgets.form_not_before > state.current.since:
         message = f"the pause after {count_text(state.budgets.fruitless, 're-formation')} without a new step"
-        return Wait(Deadline.BACK_OFF, state.budgets.form_not_before, message)
-    return Wait(Deadline.MORE_WORKERS, None, f"the other workers to start, {usable} of {granted} ready")
+        return Wait(state.budgets.form_not_before, message)  # ended by `forming.consider`
+    return Wait(None, f"the other workers to start, {usable} of {granted} ready")
+
+
+def _end_without_capacity(turn: Turn, waited: str) -> None:
+    turn.end(EndReason.CAPACITY_TIMEOUT, _describe_shortage(turn.state, waited))
+
+
+def _describe_shortage(state: Attempt, waited: str) -> str:
+    current, minimum = state.current, count_text(state.target.min_workers, "worker")
+    if isinstance(current, Starting):
+        start_s = state.config.timeouts.start_s
+        started = f"only {state.num_usable} of at least {minimum} started within {waited}"
+        return f"{started}, and no other made progress for timeouts.start_s {start_s:g} s"
+    if isinstance(current, Waiting) and current.refused:
+        return f"{current.refused}. No other workers came for {waited} (elasticity.wait_s)"
+    return f"{state.num_usable} of at least {minimum} (elasticity.min_workers) for {waited} (elasticity.wait_s)"
 
 
 def _for_group(state: Attempt) -> Wait:
-    timeouts, ranks, queued_s = state.config.timeouts, state.group.ranks, later_s(len(state.group.workers))
+    timeouts, ranks = state.config.timeouts, state.group.ranks
+    queued_s = timeouts.later_s(len(ranks))
     stamps = [stamp for index, stamp in state.progress.stamps.items() if index in ranks]
     newest = _newest(state.current.since, stamps)
     if any(stamp.phase is Phase.RESTORING for stamp in stamps):
         message = f"the group to restore its state (timeouts.restore_s {timeouts.restore_s:g} s without progress)"
-        return Wait(Deadline.FORMED, newest + timeouts.restore_s + queued_s, message)
+        return Wait(newest + timeouts.restore_s + queued_s, message, _fail_to_form(message))
     connecting_s = later_to_form_s(len(ranks))
     more = f" + {connecting_s:g} s for {count_text(len(ranks), 'rank')}" if connecting_s else ""
     message = f"the group to form and to build its model (timeouts.form_s {timeouts.form_s:g} s{more} without progress)"
-    return Wait(Deadline.FORMED, newest + timeouts.form_s + connecting_s + queued_s, message)
+    return Wait(newest + timeouts.form_s + connecting_s + queued_s, message, _fail_to_form(message))
+
+
+def _fail_to_form(awaited: str) -> Expire:
+    return _lose_group(IncidentCause.FORM_FAILED, f"the group did not form within {{}}: waited for {awaited}")
+
+
+def _lose_group(cause: IncidentCause, reason: str) -> Expire:
+    """Give up the group. `reason`: with {} in place of the duration."""
+    return lambda turn, waited: losses.lose_group(turn, cause, "deadline", reason.format(waited))
+
+
+def _give_up_commit(turn: Turn, waited: str) -> None:
+    outcome.commit_overdue(turn, f"the commit took longer than {waited}")
 
 
 def _starting(state: Attempt) -> list[ProgressStamp]:

@@ -5,6 +5,7 @@ Which workers exist: they are started, replaced and dropped here. It never assig
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -121,6 +122,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     collective_timeout_s = hangs.collective_timeout_s(state)
     node_ids = [info.node_id for info in infos]
     node_ranks = {node_id: number for number, node_id in enumerate(dict.fromkeys(node_ids))}
+    num_on_node = Counter[str]()
     for rank, (worker, buddy) in enumerate(zip(chosen, choice.buddies, strict=True)):
         turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
         assignment = Assignment(
@@ -130,7 +132,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             generation=generation,
             rank=rank,
             node_rank=node_ranks[node_ids[rank]],
-            local_rank=node_ids[:rank].count(node_ids[rank]),
+            local_rank=num_on_node[node_ids[rank]],
             layout=layout,
             store_host=infos[0].node_ip,
             store_port=infos[0].store_port,
@@ -145,6 +147,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             commit_timeout_s=state.config.timeouts.commit_s,
             collective_timeout_s=collective_timeout_s,
         )
+        num_on_node[node_ids[rank]] += 1
         turn.do(Run(worker.index, assignment))
     source, start_step = find_rules(state).find_source(state, memory, checkpoint_url)
     before = state.group.ranks
@@ -387,16 +390,19 @@ def _drop_leavers(turn: Turn) -> None:
 
 def _start_missing(turn: Turn) -> None:
     state = turn.state
-    slow = {
-        p.info.node_id for p in state.pool.workers if p.info is not None and (p.slow_until is not None or p.left_out)
-    }
+    slow = {p.node_id for p in state.pool.workers if p.slow_until is not None or p.left_out}
     avoided = tuple(sorted({node.node_id for node in state.target.avoided} | slow))
+    to_reach, suspected = memory_snapshots.nodes_to_reach(state), state.target.suspected
+    for node_id in to_reach:
+        if node_id in suspected:
+            turn.start_worker(state.code.current, only_on=node_id)
+    to_train_on = deque(node_id for node_id in to_reach if node_id not in suspected)
     num_missing = state.target.num_workers - len(_staying(state))
     tp = turn.plan(state.target.spec, state.target.granted, state.config.profile).layout.tp if num_missing > 0 else 1
     for still_missing in range(num_missing, 0, -1):
         turn.start_worker(
             state.code.current,
-            only_on=memory_snapshots.next_node(turn.state),
+            only_on=to_train_on.popleft() if to_train_on else "",
             avoids=avoided,
             touches_memory=not state.health.is_memory_scarce,
             num_missing=still_missing,

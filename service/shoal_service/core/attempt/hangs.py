@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.state import Attempt, GroupProgress, Hang, ProgressStamp, Stage, later_s, poll_wait_s
+from shoal_service.core.attempt.state import Attempt, GroupProgress, Hang, ProgressStamp, Stage, poll_wait_s
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_workers.contract import Phase, Progress
 
@@ -159,7 +159,8 @@ def silent_s(state: Attempt) -> float:
     """Seconds of unanswered polls after which a worker is silent: `timeouts.silent_s`, and longer for a large group,
     because its workers are polled less often and their answers queue up."""
     num_workers = len(state.group.workers)
-    return state.config.timeouts.silent_s + poll_wait_s(num_workers) - poll_wait_s(1) + later_s(num_workers)
+    timeouts = state.config.timeouts
+    return timeouts.silent_s + poll_wait_s(num_workers) - poll_wait_s(1) + timeouts.later_s(num_workers)
 
 
 def collective_timeout_s(state: Attempt) -> float:

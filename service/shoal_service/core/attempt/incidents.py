@@ -32,7 +32,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
     rank = None if worker is None else state.group.rank_of(worker.index)
     ranks = () if rank is None else (rank,)
     names = () if worker is None else (worker.worker_id,)
-    node_id = worker.info.node_id if worker is not None and worker.info is not None else ""
+    node_id = "" if worker is None else worker.node_id
     known = state.incident
     bound = node_loss_bound(state) if FAULTS[cause].blames is Blame.NODE else None
     sign_at = _last_sign(state, worker, turn.now if known is None else known.at)
@@ -56,7 +56,8 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
             message=message,
             node_loss=bound,
         )
-        turn.history = replace(turn.history, num_incidents=turn.incident.id)
+        since = turn.history.incidents_since or turn.now
+        turn.history = replace(turn.history, num_incidents=turn.incident.id, incidents_since=since)
         turn.emit(opened(turn.incident))
     else:
         signs = [sign for sign in (known.last_sign_at, sign_at) if sign is not None]
@@ -297,9 +298,9 @@ def _from_checkpoint(state: Attempt, reason: str) -> NodeLossBound:
 def silent_node_lost(turn: Turn, worker: Worker, cause: IncidentCause, message: str) -> None:
     """A worker is gone. If it was left out and Ray has declared its node dead, the cause of the incident becomes the
     dead node."""
-    if worker.left_out is None or worker.info is None or cause is not IncidentCause.NODE_DIED:
+    if worker.left_out is None or cause is not IncidentCause.NODE_DIED:
         return
-    node_id, incident = worker.info.node_id, turn.incident
+    node_id, incident = worker.node_id, turn.incident
     silence = turn.health.silences.get(node_id)
     if incident is not None and incident.cause is IncidentCause.NODE_UNREACHABLE and incident.node_id == node_id:
         turn.incident = replace(incident, cause=cause, message=message)
@@ -311,7 +312,7 @@ def silent_node_lost(turn: Turn, worker: Worker, cause: IncidentCause, message: 
         forget_silence(turn, node_id)
     else:
         return  # another worker of the node was lost before
-    turn.budgets = replace(turn.budgets, recoveries=turn.budgets.recoveries + 1)
+    turn.budgets = turn.budgets.recovered(turn.now)
 
 
 def forget_silence(turn: Turn, node_id: str) -> None:

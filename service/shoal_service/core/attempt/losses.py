@@ -48,7 +48,6 @@ from shoal_service.core.attempt.state import (
     Stage,
     Switching,
     Worker,
-    later_s,
     poll_wait_s,
 )
 from shoal_service.core.attempt.turn import Decision, Turn
@@ -67,7 +66,8 @@ def worker_lost(turn: Turn, worker: Worker, cause: IncidentCause, witness: str, 
     turn.drop_worker(index)
     _note_death(turn, worker, cause)
     incidents.silent_node_lost(turn, worker, cause, message)
-    if FAULTS[cause].is_preemption_after_notice and placement.find_leave(turn.state, worker) is not None:
+    leave = placement.find_leave(turn.state, worker)
+    if FAULTS[cause].is_preemption_after_notice and leave is not None and not leave.is_suspected:
         cause = IncidentCause.PREEMPTED
     turn.emit(WorkerLost(worker_id=worker.worker_id, rank=turn.group.rank_of(index), cause=cause, message=message))
     incidents.distrust_memory(turn, cause)
@@ -127,6 +127,8 @@ def run_returned(turn: Turn, worker: Worker, worker_exit: WorkerExit) -> None:
     turn.progress = replace(turn.progress, step=max(turn.progress.step, worker_exit.step))
     if worker_exit.saved_part is not None:
         checkpoints.part_saved(turn, worker_exit.saved_part)
+    if isinstance(turn.current, Quiescing):
+        turn.stay(replace(turn.current, left_at=turn.now))
     if worker_exit.is_planned and turn.stage in (Stage.FORMING, Stage.RUNNING):
         # not requested: the others are about to leave as well, or exceed the deadline
         turn.enter(Switching(since=turn.now, durable=not turn.target.keeps_snapshots))
@@ -136,9 +138,11 @@ def run_returned(turn: Turn, worker: Worker, worker_exit: WorkerExit) -> None:
 
 def _left_with_error(turn: Turn, worker_exit: WorkerExit) -> None:
     kind, message, witness = worker_exit.kind, _describe_exit(worker_exit), f"rank {worker_exit.rank}"
-    if turn.stage is Stage.QUIESCING:
+    if isinstance(turn.current, Quiescing):
         if kind is ExitKind.SCRIPT_DIED:  # others have left before because of it: this is what the incident is about
             incidents.blame(turn, IncidentCause.SCRIPT_DIED, witness, message, None)
+        if kind in _MAY_BE_RAISED_BY_OTHERS and turn.current.interrupt_at is not None:
+            turn.stay(replace(turn.current, interrupt_at=_grace_until(turn.state, turn.current.since, turn.now)))
     elif turn.state.group_active:
         if kind in CAUSE_OF_EXIT:
             incidents.blame(turn, CAUSE_OF_EXIT[kind], witness, message, None)
@@ -146,6 +150,15 @@ def _left_with_error(turn: Turn, worker_exit: WorkerExit) -> None:
             turn.emit(CheckpointFailed(rank=worker_exit.rank, step=worker_exit.step, message=message))
             turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
         quiesce(turn, awaits_same_error=kind in _MAY_BE_RAISED_BY_OTHERS)
+
+
+def _grace_until(state: Attempt, since: float, now: float) -> float:
+    """Until when other ranks may raise the same error: each that does gives the next ones user_error_grace_s again.
+
+    So an error of one rank costs as little in a large group as in a small one, and one of all ranks is seen on all of
+    them, as long as their answers may take."""
+    grace_s = state.config.timeouts.user_error_grace_s
+    return min(now, since + state.config.timeouts.later_s(len(state.pool.workers))) + grace_s
 
 
 def _describe_exit(worker_exit: WorkerExit) -> str:
@@ -164,8 +177,7 @@ def quiesce(turn: Turn, *, awaits_same_error: bool = False) -> None:
         return
     switching = turn.current
     durable = switching.durable if isinstance(switching, Switching) else not turn.target.keeps_snapshots
-    grace_s = turn.config.timeouts.user_error_grace_s + later_s(len(turn.pool.workers))
-    interrupt_at = turn.now + grace_s if awaits_same_error else None
+    interrupt_at = _grace_until(turn.state, turn.now, turn.now) if awaits_same_error else None
     turn.enter(Quiescing(since=turn.now, interrupt_at=interrupt_at, durable=durable))
     memory_snapshots.ask_others(turn)
     if not awaits_same_error:
@@ -191,12 +203,12 @@ def nodes_silent(turn: Turn, silent: Mapping[str, str]) -> None:
     The group goes on without workers that are in `run`. They are fenced: the interrupt reaches them when their node
     answers again. `silent`: all nodes that do not answer now, with the reason.
     """
-    for node_id in sorted({p.info.node_id for p in turn.pool.workers if p.info is not None and p.left_out is not None}):
+    for node_id in sorted({worker.node_id for worker in turn.pool.workers if worker.left_out is not None}):
         if node_id not in silent:
             _take_part_again(turn, node_id)
     in_run: list[tuple[Worker, str]] = []
     for node_id, reason in silent.items():  # all are marked before a group re-forms, which must not take one of them
-        workers = [p for p in turn.pool.workers if p.info is not None and p.info.node_id == node_id]
+        workers = [worker for worker in turn.pool.workers if worker.node_id == node_id]
         is_known = any(worker.is_node_silent for worker in workers)
         if is_known or not _polls_are_answered(turn.state, workers, turn.now):
             in_run += _leave_out(turn, node_id, [worker for worker in workers if not worker.is_node_silent], reason)
@@ -230,7 +242,7 @@ def _take_part_again(turn: Turn, node_id: str) -> None:
     silent_since = []
     for worker in turn.pool.workers:
         left_out = worker.left_out
-        if worker.info is None or worker.info.node_id != node_id or left_out is None or not worker.is_node_silent:
+        if worker.node_id != node_id or left_out is None or not worker.is_node_silent:
             continue
         silent_since.append(left_out.since)
         if left_out.generation is None:
@@ -367,7 +379,7 @@ other."""
 
 def _count_against_node(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
     """Count a worker that is gone from the state against its node, and suspect the node if it is due."""
-    node_id = worker.info.node_id if worker.info is not None else ""
+    node_id = worker.node_id
     if not node_id or FAULTS[cause].probation is Probation.NEVER:
         return
     recent = tuple(loss for loss in turn.health.losses if turn.now - loss.at < WINDOW_S)
@@ -390,7 +402,7 @@ def suspect(turn: Turn, node_id: str, reason: str) -> None:
 
 def is_alone(state: Attempt, node_id: str, *, besides: int | None = None) -> bool:
     """True if no worker (`besides` this one) answers from the node while one answers from another node."""
-    nodes = {p.info.node_id for p in state.pool.usable if p.info is not None and p.index != besides}
+    nodes = {worker.node_id for worker in state.pool.usable if worker.index != besides}
     return bool(nodes) and node_id not in nodes
 
 
@@ -402,7 +414,7 @@ def _is_suspect(state: Attempt, node_id: str, cause: IncidentCause) -> Decision:
     if fault.probation is Probation.ALONE and is_alone(state, node_id):
         return Decision(True, f"{fault.words}; no other worker answers from there")
     lost = Counter(loss.node_id for loss in state.health.losses)
-    elsewhere = {p.info.node_id for p in state.pool.usable if p.info is not None} - {node_id}
+    elsewhere = {worker.node_id for worker in state.pool.usable} - {node_id}
     most = max((lost[node] for node in elsewhere), default=0)
     is_repeated = bool(elsewhere) and lost[node_id] >= REPEATED and 3 * most <= lost[node_id]
     reason = (

@@ -13,7 +13,8 @@ worker takes a second or two; going back to a durable checkpoint would cost all 
 
     workers of the group die ............. `note_lost_worker` remembers their nodes
     the group has ended .................. `start_waiting`, if more than a step would be lost: WAITING, and workers
-                                           start on these very nodes
+                                           start on these very nodes; on a suspected one in addition to those
+                                           that train, until the next group has restored the state
     they report what lies there, or timeouts.orphans_s has passed .... the next group forms from the best known source
 """
 
@@ -156,7 +157,7 @@ def best_source(state: Attempt, next_group: Sequence[Worker] = ()) -> SnapshotSo
     snapshot = max(_whole(state), key=lambda s: (s.step, s.generation), default=None)
     if snapshot is None or snapshot.step < state.checkpoints.durable_step:
         return None
-    new_nodes = [worker.info.node_id for worker in next_group if worker.info]
+    new_nodes = [worker.node_id for worker in next_group]
     return SnapshotSource(
         generation=snapshot.generation,
         world_size=snapshot.world_size,
@@ -185,7 +186,7 @@ def exclude_source(turn: Turn) -> None:
 
 
 def _whole(state: Attempt) -> Iterator[_Snapshot]:
-    servers = {p.info.node_id for p in _serving(state) if p.info}
+    servers = {worker.node_id for worker in _serving(state)}
     nodes_by_rank: dict[tuple[int, int, int], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for part in _snapshot_parts(state):
         if part.node_id in servers:
@@ -218,7 +219,7 @@ def _servers(state: Attempt, next_group: Sequence[Worker]) -> dict[str, Worker]:
     """Choose the worker that serves each node's snapshots, by node id: one of the next group if the node has one."""
     chosen = {worker.index for worker in next_group}
     best = sorted(_serving(state), key=lambda p: (p.index not in chosen, p.index))
-    return {p.info.node_id: p for p in reversed(best) if p.info}
+    return {worker.node_id: worker for worker in reversed(best)}
 
 
 def _choose_servers(
@@ -251,10 +252,8 @@ _BEARABLE = 1
 def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
     """Remember the node of a worker of the group that was lost before it reported the snapshots there."""
     known = turn.snapshots.unreported_nodes
-    if FAULTS[cause].memory is not Memory.ON_NODE or worker.info is None:
-        return
-    if worker.info.node_id not in known:
-        turn.snapshots = replace(turn.snapshots, unreported_nodes=(*known, worker.info.node_id))
+    if FAULTS[cause].memory is Memory.ON_NODE and worker.node_id not in ("", *known):
+        turn.snapshots = replace(turn.snapshots, unreported_nodes=(*known, worker.node_id))
 
 
 def node_is_gone(turn: Turn, node: str) -> None:
@@ -301,12 +300,12 @@ def waiting_until(state: Attempt) -> float | None:
     return min(max(until, later), until + (_MOST_WAITS - 1) * orphans_s)
 
 
-def next_node(state: Attempt) -> str:
-    """Return the id of the node on which the next worker must start; empty if any node with room will do."""
+def nodes_to_reach(state: Attempt) -> tuple[str, ...]:
+    """List the ids of the nodes on which workers must start, to serve the snapshots there."""
     if waiting_until(state) is None:
-        return ""
+        return ()
     reached = {worker.only_on for worker in state.pool.workers}
-    return next((node for node in _silent_nodes(state) if node not in reached), "")
+    return tuple(node for node in _silent_nodes(state) if node not in reached)
 
 
 def stop_waiting(turn: Turn) -> None:
@@ -326,9 +325,9 @@ def _is_for_snapshots(worker: Worker) -> bool:
 
 
 def _silent_nodes(state: Attempt) -> tuple[str, ...]:
-    """List the ids of the nodes with unreported snapshots that may be used and on which no worker answers."""
-    answering = {worker.info.node_id for worker in state.pool.usable if worker.info is not None}
-    avoided = {node.node_id for node in state.target.avoided}
+    """List the ids of the nodes with unreported snapshots on which a worker may start and none answers."""
+    answering = {worker.node_id for worker in state.pool.usable}
+    avoided = {node.node_id for node in state.target.avoided if not node.is_suspected}
     return tuple(node for node in state.snapshots.unreported_nodes if node not in answering and node not in avoided)
 
 

@@ -13,7 +13,8 @@ ranks compared:
     of the engine's code             these workers: they are replaced  Shoal: the job ends as internal
 
 A single rank is "some ranks". A fault that comes at the same step after a worker was replaced for it twice is not that
-worker's: it counts as one on every rank. What differs for a script is in `scripts`.
+worker's: it counts as one on every rank. A fault of the device or of NCCL is the same only on the same rank or node,
+since in a large job several nodes fail at one step by chance. What differs for a script is in `scripts`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import assert_never
 
 from shoal_service.core.attempt import checkpoints, code_update, forming, incidents, losses, memory_snapshots
 from shoal_service.core.attempt.faults import FAULTS, Budget
-from shoal_service.core.attempt.messages import ForgetDamaged
 from shoal_service.core.attempt.scripts import find_rules, most_frequent
 from shoal_service.core.attempt.state import (
     Attempt,
@@ -38,7 +38,7 @@ from shoal_service.core.attempt.state import (
 )
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
-from shoal_service.core.events import CheckpointDamaged, CheckpointRetried, NonFiniteStepRolledBack, SwitchLossy
+from shoal_service.core.events import CheckpointRetried, NonFiniteStepRolledBack, SwitchLossy
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract import (
     LAYOUT_REFUSED,
@@ -359,7 +359,13 @@ def _is_repeated(state: Attempt, faults: tuple[WorkerExit, ...]) -> bool:
 def _count_fault(state: Attempt, exits: tuple[WorkerExit, ...]) -> RaisedFault:
     """Return the fault that is remembered once the workers of these exits are replaced."""
     last, error_class = state.health.raised, _error(exits[0]).error_class
-    fault = RaisedFault(step=max(e.step for e in exits), kind=exits[0].kind, error_class=error_class)
+    ranks = sorted(e.rank for e in exits)
+    fault = RaisedFault(
+        step=max(e.step for e in exits),
+        kind=exits[0].kind,
+        error_class=error_class,
+        places=(*ranks, *dict.fromkeys(state.group.nodes[rank] for rank in ranks)),
+    )
     return replace(fault, times=last.times + 1) if last is not None and last.is_like(fault) else fault
 
 
@@ -445,12 +451,8 @@ def _re_form(turn: Turn) -> None:
     is_free = incident is not None and FAULTS[incident.cause].budget is Budget.NONE
     fruitless = budgets.fruitless + 1
     back_off_s = 0.0 if fruitless <= 2 else backoff_s(fruitless - 2, first_s=1.0, longest_s=30.0)
-    turn.budgets = replace(
-        budgets,
-        recoveries=budgets.recoveries + (not is_free),
-        fruitless=fruitless,
-        form_not_before=turn.now + back_off_s,
-    )
+    charged = budgets if is_free else budgets.recovered(turn.now)
+    turn.budgets = replace(charged, fruitless=fruitless, form_not_before=turn.now + back_off_s)
     if incident is not None:
         turn.incident = incidents.quiesced(incident, turn.progress.step, turn.now)
     if end := _exceeded_budget(turn.state, is_free=is_free):
@@ -476,7 +478,7 @@ def _exceeded_budget(state: Attempt, *, is_free: bool) -> End | None:
         )
     if budgets.recoveries > limit:
         recoveries = count_text(budgets.recoveries - (not is_free), "time")
-        message = f"recovered {recoveries}, and retry.max_recoveries is {limit}; last: {last}"
+        message = f"recovered {recoveries} within a day, and retry.max_recoveries is {limit}; last: {last}"
     elif budgets.fruitless > _FRUITLESS_LIMIT:
         message = f"{_FRUITLESS_LIMIT} re-formations in a row {find_rules(state).no_progress}; last: {last}"
     elif budgets.setbacks > _FRUITLESS_LIMIT:
@@ -498,7 +500,7 @@ def _replace_worker_that_hangs_again(turn: Turn) -> None:
     if is_unnamed and worker is not None and worker.info is not None:
         rank = turn.group.rank_of(worker.index)
         message = f"the group hung at step {turn.progress.step} again, and rank {rank} stood still first"
-        leave = AvoidedNode(node_id=worker.info.node_id, reason=message, deadline=turn.now)
+        leave = AvoidedNode(node_id=worker.node_id, reason=message, deadline=turn.now)
         turn.pool = turn.pool.with_worker(replace(worker, leave=leave))
         incidents.blame(turn, IncidentCause.HUNG, "progress stamps", message, worker)
 
@@ -517,13 +519,10 @@ def _note_quiesced(turn: Turn) -> None:
 
 
 def _fall_back(turn: Turn, name: str, message: str) -> None:
-    newest = None if turn.checkpoints.newest == name else turn.checkpoints.newest
-    turn.checkpoints = replace(turn.checkpoints, damaged=(*turn.checkpoints.damaged, name), newest=newest)
-    turn.emit(CheckpointDamaged(name=name, message=message))
+    checkpoints.forget_damaged(turn, name, message)
     _note_quiesced(turn)
     if turn.target.ends_saved:
         turn.end_saved()
     else:
         turn.enter(FallingBack(since=turn.now))
-        turn.do(ForgetDamaged(name, message))
         turn.find_checkpoint()

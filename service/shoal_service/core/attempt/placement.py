@@ -7,7 +7,8 @@
     layout        planned for their number and for the nodes that they are on, or a rival that is to be measured
     rank order    so that the busiest axes do not leave a node
     memory        whether the workers of each machine fit into it, with snapshots and copies
-    buddies       which worker keeps a copy of which rank's snapshots: always one on another machine
+    buddies       which worker keeps a copy of each rank's snapshots: on another machine, and in another rack if
+                  there is one
 
 tp communicates in every layer, cp and ep in every block, pp between stages, and the data axes once a step. Links inside
 a node are the fastest, those inside a rack faster than those between racks. So a first group is filled rack by rack,
@@ -58,8 +59,9 @@ blocks of tp workers, because a tp group has to be on one node:
 
 from __future__ import annotations
 
+import math
 import statistics
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -148,11 +150,18 @@ def next_workers(state: Attempt, now: float) -> tuple[Worker, ...]:
 def candidates(state: Attempt, now: float) -> list[Worker]:
     """Usable workers that may train, also more than are granted. Stragglers are taken only if the group is smaller
     without them. Workers that have to leave are taken only if the group would be below elasticity.min_workers without
-    them, and not at all once their deadline has come."""
+    them, and not at all once their deadline has come. Those of a node that the open incident has made suspect count as
+    such if the others are at least half of the group: the control plane is about to name the node, and the group would
+    have to form again without them. With fewer others the group trains on until these are replaced."""
     order = state.group.ranks
     usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
+    incident_at = state.incident.at if state.incident is not None else math.inf
+    suspected = {node_id for node_id, at in state.health.suspected.items() if at >= incident_at}
     leaving = leaving_nodes(state)
-    staying = [p for p in usable if p.leave is None and p.info is not None and p.info.node_id not in leaving]
+    num_usual = min(state.target.granted, sum(not has_to_leave(p, leaving) for p in usable))
+    if 0 < num_usual <= 2 * sum(not has_to_leave(p, leaving | suspected) for p in usable):
+        leaving |= suspected
+    staying = [p for p in usable if p.leave is None and p.node_id not in leaving]
     chosen = [p for p in staying if p.slow_until is None]
     if len(chosen) < state.target.granted:
         chosen += [p for p in staying if p.slow_until is not None][: state.target.granted - len(chosen)]
@@ -422,12 +431,16 @@ def buddies(workers: Sequence[WorkerInfo], layout: Layout) -> tuple[SnapshotServ
     keeps snapshots.
 
     The ranks of the fullest machines choose first. Each takes the worker with the fewest copies; among equal ones the
-    next along the ring of machines. A choice takes logarithmic time.
+    next along the ring of machines. What fails as a whole is often a rack: so a worker of another rack is preferred,
+    as long as it gets at most one copy more. A choice takes logarithmic time.
     """
     machines = [machine_of(info) for info in workers]
-    place = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
+    racks = {rack: number for number, rack in enumerate(dict.fromkeys(info.rack for info in workers))}
+    rack_of = {machine: racks[info.rack] for machine, info in zip(machines, workers, strict=True)}
+    ring = sorted(rack_of, key=lambda machine: rack_of[machine])
+    place = {machine: number for number, machine in enumerate(ring)}
     crowd = Counter(machines)
-    keepers = _RanksByCopies()
+    keepers = _RanksByCopies([rack_of[machine] for machine in ring])
     for rank, info in enumerate(workers):
         if info.snapshot_port != 0:
             keepers.put(0, place[machines[rank]], rank)
@@ -441,9 +454,13 @@ def buddies(workers: Sequence[WorkerInfo], layout: Layout) -> tuple[SnapshotServ
 
 
 class _RanksByCopies:
-    """Keeps workers by the number of copies that they keep, then by machine, then by rank."""
+    """Keeps workers by the number of copies that they keep, then by machine, then by rank.
 
-    def __init__(self) -> None:
+    `racks`: number of each machine's rack, rising.
+    """
+
+    def __init__(self, racks: Sequence[int]) -> None:
+        self._racks = racks
         self._ranks: list[dict[int, list[int]]] = []
         """For each number of copies, the ranks of each machine as a heap."""
         self._machines: list[list[int]] = []
@@ -461,17 +478,31 @@ class _RanksByCopies:
     def take_elsewhere(self, here: int) -> int | None:
         """Take a rank with the fewest copies that is on another machine, and count one copy more for it. None if there
         is none."""
-        for copies, ring in enumerate(self._machines):
-            if not ring or ring == [here]:
-                continue
-            machine = ring[bisect_right(ring, here) % len(ring)]
-            rank = heappop(self._ranks[copies][machine])
-            if not self._ranks[copies][machine]:
-                del self._ranks[copies][machine]
-                ring.remove(machine)
-            self.put(copies + 1, machine, rank)
-            return rank
-        return None
+        rack = self._racks[here]
+        least = next((copies for copies, ring in enumerate(self._machines) if ring not in ([], [here])), None)
+        if least is None:
+            return None
+        for copies in range(least, min(least + 2, len(self._machines))):
+            elsewhere = _next_on_ring(self._machines[copies], bisect_right(self._racks, rack))
+            if elsewhere is not None and self._racks[elsewhere] != rack:
+                return self._take(copies, elsewhere)
+        machine = _next_on_ring(self._machines[least], here + 1)
+        assert machine is not None
+        return self._take(least, machine)
+
+    def _take(self, copies: int, machine: int) -> int:
+        ring = self._machines[copies]
+        rank = heappop(self._ranks[copies][machine])
+        if not self._ranks[copies][machine]:
+            del self._ranks[copies][machine]
+            ring.remove(machine)
+        self.put(copies + 1, machine, rank)
+        return rank
+
+
+def _next_on_ring(ring: Sequence[int], start: int) -> int | None:
+    """Return the first machine from `start` on, or the first of all; None if the ring is empty."""
+    return ring[bisect_left(ring, start) % len(ring)] if ring else None
 
 
 def machine_of(info: WorkerInfo) -> str:
@@ -491,8 +522,7 @@ def find_leave(state: Attempt, worker: Worker) -> AvoidedNode | None:
     """Return why the worker has to leave, and its deadline; None if it may stay."""
     if worker.leave is not None:
         return worker.leave
-    node_id = worker.info.node_id if worker.info is not None else None
-    avoided = (node for node in state.target.avoided if node.node_id == node_id and not node.keeps_workers)
+    avoided = (node for node in state.target.avoided if node.node_id == worker.node_id and not node.keeps_workers)
     return next(avoided, None)
 
 
@@ -515,8 +545,7 @@ def leaving_nodes(state: Attempt) -> frozenset[str]:
 
 def has_to_leave(worker: Worker, leaving: frozenset[str]) -> bool:
     """True if the worker has to leave: its node is in `leaving`, or it has given notice, or it is too slow."""
-    is_there = worker.info is not None and worker.info.node_id in leaving
-    return is_there or worker.leave is not None or worker.slow_until is not None
+    return worker.node_id in leaving or worker.leave is not None or worker.slow_until is not None
 
 
 def describe_leave(state: Attempt, worker: Worker) -> str:

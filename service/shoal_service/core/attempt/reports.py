@@ -269,7 +269,7 @@ def _replicas_differed(turn: Turn, item: ReplicaMismatch) -> None:
     for index in workers:
         worker = turn.pool.worker(index)
         if worker is not None and worker.info is not None:
-            losses.suspect(turn, worker.info.node_id, item.message)
+            losses.suspect(turn, worker.node_id, item.message)
 
 
 _PAUSE = 10
@@ -330,7 +330,7 @@ def _name_straggler(turn: Turn, index: int, report: StepReport) -> None:
     if worker is None or worker.info is None or worker.slow_until is not None:
         return
     rank = state.group.ranks[index]
-    node_id = worker.info.node_id
+    node_id = worker.node_id
     pause = _PAUSE * state.target.spec.health.straggler_steps
     turn.health = replace(turn.health, no_straggler_before=report.step + pause)
     turn.progress = replace(turn.progress, slow_steps={})

@@ -189,7 +189,7 @@ def _has_to_leave(state: Attempt) -> bool:
     """True if a worker of the group was told to leave, or its node is avoided: its processes get signals."""
     avoided = {node.node_id for node in state.target.avoided if not node.keeps_workers}
     workers = [worker for index in state.group.workers if (worker := state.pool.worker(index)) is not None]
-    return any(w.leave is not None or (w.info is not None and w.info.node_id in avoided) for w in workers)
+    return any(worker.leave is not None or worker.node_id in avoided for worker in workers)
 
 
 def _is_same_error(this: WorkerExit, other: WorkerExit) -> bool:

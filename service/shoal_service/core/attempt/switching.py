@@ -11,6 +11,9 @@ The planner cannot tell which shard level is the fastest, so that is measured in
     MEDIAN_OF steps later                               the next rival; after the last one the fastest level
     the group is lost in between                        that rival is not tried again
 
+A group grows if that gains more time than it costs until the next incident (`is_worth_growing`), whose re-formation
+takes the new workers in as well.
+
 A switch is from memory, so no step is lost or repeated. The step times hold for this attempt, and for each number of
 workers separately.
 """
@@ -34,6 +37,10 @@ from shoal_workers.contract import EndReason, changes
 
 _WORTH_STEPS = 20 * MEDIAN_OF
 """Least number of steps that must remain. With fewer, trying the other levels costs more than it could save."""
+
+
+_EXPECTED_FROM = 3
+"""Incidents of an attempt from which on the next one is expected at their rate."""
 
 
 def obey(turn: Turn, directive: Directed) -> None:
@@ -163,6 +170,8 @@ def _layout_decision(state: Attempt, running: Running, now: float, plan: PlanLay
     can_grow = num_next > num_workers and is_settled(state, now)
     if not can_grow and not is_changed:
         return SwitchDecision(False, f"{count_text(num_next, 'worker')} could train; waiting for the others to start")
+    if can_grow and not is_changed and not (worth := is_worth_growing(state, num_next, now)):
+        return SwitchDecision(False, worth.reason)
     inputs = PlanInputs(num_workers=max(1, num_next), parallelism=parallelism)
     if inputs == running.kept_layout_for:
         return SwitchDecision(False, f"the layout for {count_text(inputs.num_workers, 'worker')} is no better")
@@ -181,6 +190,27 @@ def _layout_decision(state: Attempt, running: Running, now: float, plan: PlanLay
         if is_changed:
             return SwitchDecision(True, f"relayout {group.layout.describe()} -> {layout.describe()}")
     return SwitchDecision(False, f"the layout for {count_text(inputs.num_workers, 'worker')} is no better", inputs)
+
+
+def is_worth_growing(state: Attempt, num_workers: int, now: float) -> Decision:
+    """Decide if growing to `num_workers` pays before the next incident.
+
+    The re-formation of that incident takes in all workers that are warm by then, at no cost of its own. In a large job
+    nodes fail and return all the time: returning workers wait for it, or until so many wait that growing pays.
+    """
+    before, history, closed = len(state.group.workers), state.history, state.health.last_closed
+    after = closed.incident.after if closed is not None else None
+    if closed is None or after is None or history.num_incidents < _EXPECTED_FROM or before < state.target.min_workers:
+        return Decision(True, "no further incident is expected")
+    # the first step that is known may be an epoch later: a script reports when it likes
+    cost_s = (closed.incident.formed_at or closed.closed_at) - after.forming_at
+    every_s = (now - history.incidents_since) / history.num_incidents
+    gain_s = every_s * (1 - before / num_workers)
+    return Decision(
+        gain_s >= cost_s,
+        f"growing from {before} to {count_text(num_workers, 'worker')} saves {gain_s:.3g} s before the next incident, "
+        f"and a re-formation takes {cost_s:.3g} s (one incident in {every_s:.3g} s)",
+    )
 
 
 def _workers_to_replace(state: Attempt, now: float) -> list[Worker]:

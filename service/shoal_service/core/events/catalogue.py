@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from shoal_service.core.events import job, service, training, workers
 from shoal_service.core.events.base import JobEvent, Severity
+from shoal_workers.contract import JobState
 
 
 def _declared_in(topic: ModuleType) -> tuple[type[JobEvent], ...]:
@@ -32,6 +33,25 @@ TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
 CATALOGUE: dict[str, type[JobEvent]] = {event.type: event for events in TOPICS.values() for event in events}
 ROUTINE = frozenset(event.type for event in CATALOGUE.values() if event.is_routine)
 """Types whose old events are deleted while the job still runs."""
+
+
+_LOGGED = frozenset(
+    event.type
+    for event in (
+        *(job.JobCreated, job.JobQuarantined, job.JobPreempted),
+        *(workers.IncidentOpened, workers.IncidentClosed, service.NodeSuspected),
+    )
+)
+_LOGGED_STATES = frozenset({JobState.QUEUED, JobState.PAUSED, *(state for state in JobState if state.ended)})
+_BEGINS = frozenset({JobState.QUEUED, JobState.STARTING})
+
+
+def is_logged(type_: str, data: Mapping[str, Any]) -> bool:
+    """Return True for new jobs, incidents, and the states in which a job begins to train, stops or ends."""
+    if type_ != job.JobStateChanged.type:
+        return type_ in _LOGGED
+    before, to = data.get("from"), data.get("to")
+    return to in _LOGGED_STATES or (to == JobState.RUNNING and before in _BEGINS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ A version of the code is named by the SHA-256 of its archive; empty: it is not k
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent, Severity
-from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract import ANY_CLUSTER, JobState, ParallelismSpec
 
 _SEVERITY_OF_STATE = {
@@ -19,14 +19,15 @@ _SEVERITY_OF_STATE = {
     JobState.WAITING: Severity.WARNING,
     JobState.RECOVERING: Severity.WARNING,
 }
-_REQUESTS = {Desired.RUN: "run", Desired.PAUSE: "pause", Desired.CANCEL: "cancel"}
 
 
-class JobCreated(JobEvent):
+class JobCreated(
+    JobEvent,
+    type="job.created",
+    severity=Severity.INFO,
+    text="job created[ as {name}][, goes on from {from_job} after step {from_step}]",
+):
     """The job was accepted."""
-
-    type: ClassVar[str] = "job.created"
-    severity: ClassVar[Severity] = Severity.INFO
 
     name: str
     spec_version: int
@@ -37,28 +38,15 @@ class JobCreated(JobEvent):
     by: str | None = None
     """Name of the one who asked through the API."""
 
-    def words(self) -> str:
-        origin = f", goes on from {self.from_job} after step {self.from_step}" if self.from_job else ""
-        return (f"job created as {self.name}" if self.name else "job created") + origin
 
-
-class JobQuarantined(JobEvent):
+class JobQuarantined(JobEvent, type="job.quarantined", severity=Severity.ERROR, text="job quarantined: {message}"):
     """The stored spec cannot be read by this release, so no supervisor runs the job."""
-
-    type: ClassVar[str] = "job.quarantined"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     message: str
 
-    def words(self) -> str:
-        return f"job quarantined: {self.message}"
 
-
-class JobStateChanged(JobEvent):
+class JobStateChanged(JobEvent, type="job.state", severity=Severity.INFO):
     """The job reached another state."""
-
-    type: ClassVar[str] = "job.state"
-    severity: ClassVar[Severity] = Severity.INFO
 
     from_: JobState
     to: JobState
@@ -84,25 +72,18 @@ class JobStateChanged(JobEvent):
         return _SEVERITY_OF_STATE.get(self.to, self.severity)
 
 
-class JobRequested(JobEvent):
+class JobRequested(
+    JobEvent, type="job.requested", severity=Severity.INFO, text="[{by}|a user] asked to {desired} the job"
+):
     """A user asked to run, pause or cancel the job."""
-
-    type: ClassVar[str] = "job.requested"
-    severity: ClassVar[Severity] = Severity.INFO
 
     desired: Desired
     by: str | None = None
     """Name of the one who asked through the API."""
 
-    def words(self) -> str:
-        return f"{self.by or 'a user'} asked to {_REQUESTS[self.desired]} the job"
 
-
-class JobExtended(JobEvent):
+class JobExtended(JobEvent, type="job.extended", severity=Severity.INFO):
     """A user let the job go on to more steps."""
-
-    type: ClassVar[str] = "job.extended"
-    severity: ClassVar[Severity] = Severity.INFO
 
     spec_version: int
     steps: int
@@ -120,11 +101,10 @@ class JobExtended(JobEvent):
         )
 
 
-class JobRetried(JobEvent):
+class JobRetried(
+    JobEvent, type="job.retried", severity=Severity.INFO, text="tried again after {reason} at step {done}"
+):
     """A user let the failed job try again, from its newest checkpoint."""
-
-    type: ClassVar[str] = "job.retried"
-    severity: ClassVar[Severity] = Severity.INFO
 
     done: int
     """Completed steps when it failed."""
@@ -133,15 +113,9 @@ class JobRetried(JobEvent):
     by: str | None = None
     """Name of the one who asked through the API."""
 
-    def words(self) -> str:
-        return f"tried again after {self.reason} at step {self.done}"
 
-
-class JobArchived(JobEvent):
+class JobArchived(JobEvent, type="job.archived", severity=Severity.INFO):
     """A user archived the ended job, so that lists leave it out, or took it back into them."""
-
-    type: ClassVar[str] = "job.archived"
-    severity: ClassVar[Severity] = Severity.INFO
 
     archived: bool
     by: str | None = None
@@ -151,12 +125,9 @@ class JobArchived(JobEvent):
         return "archived: lists leave it out" if self.archived else "no longer archived"
 
 
-class JobPatched(JobEvent):
+class JobPatched(JobEvent, type="job.patched", severity=Severity.INFO):
     """A user changed the spec; of an ended job only name, labels and annotations. `generation.settings` says when
     training follows."""
-
-    type: ClassVar[str] = "job.patched"
-    severity: ClassVar[Severity] = Severity.INFO
 
     spec_version: int
     name: str | None = None
@@ -193,12 +164,9 @@ class JobPatched(JobEvent):
         return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}{when}" if changed else "")
 
 
-class JobMoveRequested(JobEvent):
+class JobMoveRequested(JobEvent, type="job.move_requested", severity=Severity.INFO):
     """A user asked that the job run in another cluster. An attempt elsewhere saves and ends, and the job goes on there
     without losing a step."""
-
-    type: ClassVar[str] = "job.move_requested"
-    severity: ClassVar[Severity] = Severity.INFO
 
     from_: str
     """The cluster that the spec named before; `any`: the one that the scheduler chooses. `to` too."""
@@ -218,26 +186,21 @@ class JobMoveRequested(JobEvent):
         return f"{who} moves the job to cluster {self.to}" + (f" from {self.running_in}" if self.running_in else "")
 
 
-class JobStaysInCluster(JobEvent):
+class JobStaysInCluster(
+    JobEvent, type="job.stays_in_cluster", severity=Severity.WARNING, text="stays in cluster {cluster}: {reason}"
+):
     """The job should leave its cluster, because it was asked to move or the cluster does not answer. It cannot for now.
     It goes on as soon as the reason is gone."""
-
-    type: ClassVar[str] = "job.stays_in_cluster"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     cluster: str
     """Cluster in which the job's attempt is."""
     reason: str
 
-    def words(self) -> str:
-        return f"stays in cluster {self.cluster}: {self.reason}"
 
-
-class JobGranted(JobEvent):
+class JobGranted(
+    JobEvent, type="job.granted", severity=Severity.INFO, text="granted {to:count worker} (before: {from_})[: {reason}]"
+):
     """The scheduler allows another world size."""
-
-    type: ClassVar[str] = "job.granted"
-    severity: ClassVar[Severity] = Severity.INFO
 
     from_: int
     to: int
@@ -246,16 +209,14 @@ class JobGranted(JobEvent):
     """Workers by the id of the job that gives them, if there are more than before, or gets them, if there are fewer.
     Unset: they were free, or become free."""
 
-    def words(self) -> str:
-        reason = f": {self.reason}" if self.reason else ""
-        return f"granted {count_text(self.to, 'worker')} (before: {self.from_}){reason}"
 
-
-class JobHeldBack(JobEvent):
+class JobHeldBack(
+    JobEvent,
+    type="job.held_back",
+    severity=Severity.INFO,
+    text="stays at {workers} of {max_workers:count worker}: {reason}",
+):
     """The spec was changed, and the scheduler grants fewer workers than `elasticity.max_workers`."""
-
-    type: ClassVar[str] = "job.held_back"
-    severity: ClassVar[Severity] = Severity.INFO
 
     workers: int
     """Granted."""
@@ -264,15 +225,14 @@ class JobHeldBack(JobEvent):
     """For programs: `no_faster`, `quota`, `no_room`, `others_gain_more` or `pause_costs_more`."""
     reason: str
 
-    def words(self) -> str:
-        return f"stays at {self.workers} of {count_text(self.max_workers, 'worker')}: {self.reason}"
 
-
-class JobPreempted(JobEvent):
+class JobPreempted(
+    JobEvent,
+    type="job.preempted",
+    severity=Severity.WARNING,
+    text="preempted, gives {workers:count worker}[ to {beneficiary}]: {reason}",
+):
     """The scheduler takes all workers of the job for another one. It saves, and returns to the queue."""
-
-    type: ClassVar[str] = "job.preempted"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     workers: int
     """Workers that the job had."""
@@ -282,16 +242,9 @@ class JobPreempted(JobEvent):
     others: dict[str, int] | None = None
     """Workers by the id of the job that gets them. Unset: they become free."""
 
-    def words(self) -> str:
-        to = f" to {self.beneficiary}" if self.beneficiary else ""
-        return f"preempted, gives {count_text(self.workers, 'worker')}{to}: {self.reason}"
 
-
-class JobOutperformed(JobEvent):
+class JobOutperformed(JobEvent, type="job.outperformed", severity=Severity.WARNING):
     """Other jobs of its sweep are better at the same step. The job is ended, as by a cancel."""
-
-    type: ClassVar[str] = "job.outperformed"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     sweep: str
     measure: str
@@ -324,12 +277,14 @@ def _loss(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.4g}"
 
 
-class JobWaiting(JobEvent):
+class JobWaiting(
+    JobEvent,
+    type="job.waiting",
+    severity=Severity.WARNING,
+    text="waiting for workers[ on other nodes: {reason}|: {warm} warm, at least {min_workers} needed]",
+):
     """Fewer than `elasticity.min_workers` workers are warm, the job backs off before its next group, or its workers do
     not fit into the memory of their nodes."""
-
-    type: ClassVar[str] = "job.waiting"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     warm: int
     min_workers: int
@@ -338,46 +293,38 @@ class JobWaiting(JobEvent):
     reason: str = ""
     """What the workers need of the memory of a node; "": they are too few."""
 
-    def words(self) -> str:
-        if self.reason:
-            return f"waiting for workers on other nodes: {self.reason}"
-        return f"waiting for workers: {self.warm} warm, at least {self.min_workers} needed"
 
-
-class JobPruned(JobEvent):
+class JobPruned(
+    JobEvent, type="job.pruned", severity=Severity.INFO, text="{what} deleted ({rows:count row}): {reason}"
+):
     """The job ended long ago, and retention has deleted a part of its history."""
-
-    type: ClassVar[str] = "job.pruned"
-    severity: ClassVar[Severity] = Severity.INFO
 
     what: str
     """`logs`, `series` or `events`."""
     rows: int
     reason: str
 
-    def words(self) -> str:
-        return f"{self.what} deleted ({count_text(self.rows, 'row')}): {self.reason}"
 
-
-class CodeUpdating(JobEvent):
+class CodeUpdating(
+    JobEvent,
+    type="code.updating",
+    severity=Severity.INFO,
+    text="workers with code {version:code} start beside those that train with {before:code}",
+):
     """Workers with the new code start beside those that train."""
-
-    type: ClassVar[str] = "code.updating"
-    severity: ClassVar[Severity] = Severity.INFO
 
     version: str
     before: str
     """The version that trains."""
 
-    def words(self) -> str:
-        return f"workers with code {_short(self.version)} start beside those that train with {_short(self.before)}"
 
-
-class CodeUpdated(JobEvent):
+class CodeUpdated(
+    JobEvent,
+    type="code.updated",
+    severity=Severity.SUCCESS,
+    text="code {version:code} trains since step {step:next}[, after a pause of {pause_s:.2f} s]",
+):
     """The new code has trained its first steps, and stays. The workers with the code before end."""
-
-    type: ClassVar[str] = "code.updated"
-    severity: ClassVar[Severity] = Severity.SUCCESS
 
     version: str
     before: str
@@ -390,16 +337,14 @@ class CodeUpdated(JobEvent):
     step_s_before: float | None
     """Median seconds of the last steps with the code before; null: there were too few."""
 
-    def words(self) -> str:
-        pause = f", after a pause of {self.pause_s:.2f} s" if self.pause_s is not None else ""
-        return f"code {_short(self.version)} trains since step {self.step + 1}{pause}"
 
-
-class CodeRolledBack(JobEvent):
+class CodeRolledBack(
+    JobEvent,
+    type="code.rolled_back",
+    severity=Severity.WARNING,
+    text="code {version:code} is rolled back, and {before:code} goes on from step {step}: {reason}",
+):
     """The new code failed, computed a value that is not finite, or was slower: the code before trains again."""
-
-    type: ClassVar[str] = "code.rolled_back"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     version: str
     """The one that was rolled back."""
@@ -408,49 +353,42 @@ class CodeRolledBack(JobEvent):
     """The code before goes on from the state after this step."""
     reason: str
 
-    def words(self) -> str:
-        goes_on = f"{_short(self.before)} goes on from step {self.step}"
-        return f"code {_short(self.version)} is rolled back, and {goes_on}: {self.reason}"
 
-
-class CodeRefused(JobEvent):
+class CodeRefused(
+    JobEvent,
+    type="code.refused",
+    severity=Severity.WARNING,
+    text="code {version:code} is refused, and {before:code} trains on: {reason}",
+):
     """The new code cannot take over. The group has trained on with its own."""
-
-    type: ClassVar[str] = "code.refused"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     version: str
     before: str
     """The version that trains on."""
     reason: str
 
-    def words(self) -> str:
-        return f"code {_short(self.version)} is refused, and {_short(self.before)} trains on: {self.reason}"
 
-
-def _short(version: str) -> str:
-    return version[:12] or "the code before"
-
-
-class ProfileRequested(JobEvent):
+class ProfileRequested(
+    JobEvent,
+    type="profile.requested",
+    severity=Severity.INFO,
+    text="profile {number} requested: rank {rank}, {steps:count step}",
+):
     """A user has requested a profile of one rank."""
-
-    type: ClassVar[str] = "profile.requested"
-    severity: ClassVar[Severity] = Severity.INFO
 
     number: int
     rank: int
     steps: int
 
-    def words(self) -> str:
-        return f"profile {self.number} requested: rank {self.rank}, {count_text(self.steps, 'step')}"
 
-
-class ProfileTaken(JobEvent):
+class ProfileTaken(
+    JobEvent,
+    type="profile.taken",
+    severity=Severity.SUCCESS,
+    text="profile {number} of rank {rank} taken: steps {first_step} to {last_step}, {step_s:duration} "
+    "each; training was held up for {held_s:duration}",
+):
     """A profile is complete: its table and its files can be read."""
-
-    type: ClassVar[str] = "profile.taken"
-    severity: ClassVar[Severity] = Severity.SUCCESS
 
     number: int
     rank: int
@@ -461,21 +399,12 @@ class ProfileTaken(JobEvent):
     held_s: float
     """Seconds in which the worker did not train because of it."""
 
-    def words(self) -> str:
-        steps = f"steps {self.first_step} to {self.last_step}, {duration_text(self.step_s)} each"
-        held = f"training was held up for {duration_text(self.held_s)}"
-        return f"profile {self.number} of rank {self.rank} taken: {steps}; {held}"
 
-
-class ProfileFailed(JobEvent):
+class ProfileFailed(
+    JobEvent, type="profile.failed", severity=Severity.WARNING, text="profile {number} of rank {rank} failed: {reason}"
+):
     """A requested profile could not be taken; training is not touched."""
-
-    type: ClassVar[str] = "profile.failed"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     number: int
     rank: int
     reason: str
-
-    def words(self) -> str:
-        return f"profile {self.number} of rank {self.rank} failed: {self.reason}"

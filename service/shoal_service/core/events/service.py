@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from shoal_service.core.events.base import JobEvent, Severity
-from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.core.quantities import count_text
 
 
-class SupervisorRestarted(JobEvent):
+class SupervisorRestarted(
+    JobEvent,
+    type="supervisor.restarted",
+    severity=Severity.WARNING,
+    text="supervisor restarted: reattached to {found} of {of:count worker}",
+):
     """The supervisor died, was started again, and reattached to its workers."""
-
-    type: ClassVar[str] = "supervisor.restarted"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     found: int
     of: int
 
-    def words(self) -> str:
-        return f"supervisor restarted: reattached to {self.found} of {count_text(self.of, 'worker')}"
 
-
-class SupervisorMoved(JobEvent):
+class SupervisorMoved(
+    JobEvent,
+    type="supervisor.moved",
+    severity=Severity.WARNING,
+    text="supervisor moved: its host, node {node_id:node}, does not answer",
+):
     """The host of the supervisor answers nothing: another supervisor was started on another node, and continues."""
-
-    type: ClassVar[str] = "supervisor.moved"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     node_id: str
     """Node of the supervisor that was given up."""
 
-    def words(self) -> str:
-        return f"supervisor moved: its host, node {self.node_id[:12]}, does not answer"
 
-
-class SupervisorStartFailed(JobEvent):
+class SupervisorStartFailed(
+    JobEvent,
+    type="supervisor.start_failed",
+    severity=Severity.ERROR,
+    text="supervisor not started, [next start in {after_s:duration}|the attempt ends]: {message}",
+):
     """The supervisor could not be started, or died before it recorded its start."""
-
-    type: ClassVar[str] = "supervisor.start_failed"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     number: int
     """Failed starts in a row, this one included."""
@@ -46,16 +44,14 @@ class SupervisorStartFailed(JobEvent):
     """Seconds until the next start; null: the attempt ends."""
     message: str
 
-    def words(self) -> str:
-        what = "the attempt ends" if self.after_s is None else f"next start in {duration_text(self.after_s)}"
-        return f"supervisor not started, {what}: {self.message}"
 
-
-class DriverFailed(JobEvent):
+class DriverFailed(
+    JobEvent,
+    type="attempt.driver_failed",
+    severity=Severity.ERROR,
+    text="the control plane could not drive the attempt, [next try in {after_s:duration}|the attempt ends]: {message}",
+):
     """The control plane met an unexpected error while it drove the attempt; the workers are not touched by it."""
-
-    type: ClassVar[str] = "attempt.driver_failed"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     number: int
     """Errors since the supervisor's last report, this one included."""
@@ -63,58 +59,50 @@ class DriverFailed(JobEvent):
     """Seconds until the next try; null: the attempt ends."""
     message: str
 
-    def words(self) -> str:
-        what = "the attempt ends" if self.after_s is None else f"next try in {duration_text(self.after_s)}"
-        return f"the control plane could not drive the attempt, {what}: {self.message}"
 
-
-class SupervisorRekeyed(JobEvent):
+class SupervisorRekeyed(
+    JobEvent,
+    type="supervisor.rekeyed",
+    severity=Severity.WARNING,
+    text="supervisor restarted with a new token: {message}",
+):
     """The attempt's supervisor did not report with the token that the control plane has for it: the database was
     restored, or the service has another address. Another supervisor was started with a new token, and continues."""
-
-    type: ClassVar[str] = "supervisor.rekeyed"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     message: str
     """Why."""
 
-    def words(self) -> str:
-        return f"supervisor restarted with a new token: {self.message}"
 
-
-class JournalDamaged(JobEvent):
+class JournalDamaged(
+    JobEvent,
+    type="supervisor.journal_damaged",
+    severity=Severity.WARNING,
+    text="the supervisor's journal is damaged: {lost:count change} lost, it continues from before",
+):
     """A restarted supervisor could not read a part of its journal, and continues from an older state: the group forms
     again if it has done so since, and events that were not stored yet are lost."""
-
-    type: ClassVar[str] = "supervisor.journal_damaged"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     lost: int
     """Changes of the state that cannot be read."""
 
-    def words(self) -> str:
-        return f"the supervisor's journal is damaged: {count_text(self.lost, 'change')} lost, it continues from before"
 
-
-class NodeSuspected(JobEvent):
+class NodeSuspected(
+    JobEvent, type="node.suspected", severity=Severity.ERROR, text="node {node_id:node} is suspected: {reason}"
+):
     """A worker of this job was at fault, and the cause may be its node: no job starts workers there until a test of the
     node passes."""
-
-    type: ClassVar[str] = "node.suspected"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     node_id: str
     reason: str
 
-    def words(self) -> str:
-        return f"node {self.node_id[:12]} is suspected: {self.reason}"
 
-
-class NodeCleared(JobEvent):
+class NodeCleared(
+    JobEvent,
+    type="node.cleared",
+    severity=Severity.SUCCESS,
+    text="node {node_id:node} has passed its test after {suspected_s:duration}",
+):
     """A node that this job suspected has passed its test."""
-
-    type: ClassVar[str] = "node.cleared"
-    severity: ClassVar[Severity] = Severity.SUCCESS
 
     node_id: str
     suspected_s: float
@@ -122,29 +110,27 @@ class NodeCleared(JobEvent):
     reason: str
     """Why it was suspected."""
 
-    def words(self) -> str:
-        return f"node {self.node_id[:12]} has passed its test after {duration_text(self.suspected_s)}"
 
-
-class NodeCordoned(JobEvent):
+class NodeCordoned(
+    JobEvent,
+    type="node.cordoned",
+    severity=Severity.INFO,
+    text="node {node_id:node} is cordoned: {reason}; its workers stay, and none is added",
+):
     """A node with workers of this job is cordoned: they stay, and no further worker is placed there."""
-
-    type: ClassVar[str] = "node.cordoned"
-    severity: ClassVar[Severity] = Severity.INFO
 
     node_id: str
     reason: str
 
-    def words(self) -> str:
-        return f"node {self.node_id[:12]} is cordoned: {self.reason}; its workers stay, and none is added"
 
-
-class WebhookGaveUp(JobEvent):
+class WebhookGaveUp(
+    JobEvent,
+    type="webhook.gave_up",
+    severity=Severity.ERROR,
+    text="webhook {hook}: {num_events:count event} given up after {failing_s:duration}: {receiver} {error}",
+):
     """A receiver has not accepted events of this job for so long that they are not tried any more. No webhook is sent
     this event."""
-
-    type: ClassVar[str] = "webhook.gave_up"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     hook: str
     """`service/NAME`: of the settings; `job/N`: number N of the spec, from 0."""
@@ -160,19 +146,10 @@ class WebhookGaveUp(JobEvent):
     error: str
     """Error of the last attempt."""
 
-    def words(self) -> str:
-        what = count_text(self.num_events, "event")
-        return (
-            f"webhook {self.hook}: {what} given up after {duration_text(self.failing_s)}: {self.receiver} {self.error}"
-        )
 
-
-class MetricsHookFailed(JobEvent):
+class MetricsHookFailed(JobEvent, type="metrics.hook_failed", severity=Severity.WARNING):
     """The metrics hook of the job logs nothing at the moment. The job trains on, and its newest points are kept and
     sent again; the series of the job itself lacks nothing."""
-
-    type: ClassVar[str] = "metrics.hook_failed"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     hook: str
     """`metrics.hook` of the spec."""

@@ -4,18 +4,13 @@ checkpoints.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from shoal_service.core.events.base import JobEvent, Severity
-from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract import StateSource
 
 
-class GenerationForming(JobEvent):
+class GenerationForming(JobEvent, type="generation.forming", severity=Severity.INFO):
     """The supervisor sent `run` of a new generation to every worker of the group."""
-
-    type: ClassVar[str] = "generation.forming"
-    severity: ClassVar[Severity] = Severity.INFO
 
     generation: int
     workers: int
@@ -48,11 +43,10 @@ class GenerationForming(JobEvent):
                 return "the script's own checkpoint"
 
 
-class GenerationSettings(JobEvent):
+class GenerationSettings(
+    JobEvent, type="generation.settings", severity=Severity.INFO, text="from step {step:next} on: {changes:list}"
+):
     """The group trains with changed settings from its first step on."""
-
-    type: ClassVar[str] = "generation.settings"
-    severity: ClassVar[Severity] = Severity.INFO
 
     generation: int
     step: int
@@ -60,15 +54,14 @@ class GenerationSettings(JobEvent):
     changes: tuple[str, ...]
     """One text for each value: `stop.steps 120 -> 200`."""
 
-    def words(self) -> str:
-        return f"from step {self.step + 1} on: {', '.join(self.changes)}"
 
-
-class GenerationData(JobEvent):
+class GenerationData(
+    JobEvent,
+    type="generation.data",
+    severity=Severity.WARNING,
+    text="from step {step:next} on with other data than the checkpoint ({before} -> {now})",
+):
     """The job goes on from a checkpoint that was made with other data: step and sample number are kept."""
-
-    type: ClassVar[str] = "generation.data"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     generation: int
     step: int
@@ -77,15 +70,14 @@ class GenerationData(JobEvent):
     """Content hash of the data of the checkpoint."""
     now: str
 
-    def words(self) -> str:
-        return f"from step {self.step + 1} on with other data than the checkpoint ({self.before} -> {self.now})"
 
-
-class GenerationFormed(JobEvent):
+class GenerationFormed(
+    JobEvent,
+    type="generation.formed",
+    severity=Severity.SUCCESS,
+    text="generation {generation}: {workers:count worker}[ as {layout}][, from step {start_step}]",
+):
     """The group is up and has restored its state."""
-
-    type: ClassVar[str] = "generation.formed"
-    severity: ClassVar[Severity] = Severity.SUCCESS
 
     generation: int
     workers: int
@@ -101,18 +93,10 @@ class GenerationFormed(JobEvent):
     layout: str | None
     """null: a script splits its own work."""
 
-    def words(self) -> str:
-        workers = count_text(self.workers, "worker") + (f" as {self.layout}" if self.layout else "")
-        start = f", from step {self.start_step}" if self.start_step is not None else ""
-        return f"generation {self.generation}: {workers}{start}"
 
-
-class LayoutProven(JobEvent):
+class LayoutProven(JobEvent, type="layout.proven", severity=Severity.INFO):
     """One micro-batch split as the layout says gives loss, metrics and gradients of the whole model; or it could not be
     found out, and the layout is used because the spec fixes it."""
-
-    type: ClassVar[str] = "layout.proven"
-    severity: ClassVar[Severity] = Severity.INFO
 
     layout: str
     outcome: str
@@ -130,25 +114,16 @@ class LayoutProven(JobEvent):
         return f"layout {self.layout} is proven, {how}: largest difference {self.difference:.1g}"
 
 
-class LayoutRefused(JobEvent):
+class LayoutRefused(JobEvent, type="layout.refused", severity=Severity.WARNING, text="layout refused: {message}"):
     """A proof has shown that the layout trains another model. It is not used, nor any that uses the same axes."""
-
-    type: ClassVar[str] = "layout.refused"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     layout: str
     message: str
     """The difference, with the first module whose output differs."""
 
-    def words(self) -> str:
-        return f"layout refused: {self.message}"
 
-
-class LayoutMeasured(JobEvent):
+class LayoutMeasured(JobEvent, type="layout.measured", severity=Severity.INFO):
     """Shard levels whose steps are predicted to take about as long were tried, and the fastest one stays."""
-
-    type: ClassVar[str] = "layout.measured"
-    severity: ClassVar[Severity] = Severity.INFO
 
     shard: str
     """The level that stays."""
@@ -160,26 +135,24 @@ class LayoutMeasured(JobEvent):
         return f"shard level {self.shard} stays: a step takes {times}"
 
 
-class GenerationSwitching(JobEvent):
+class GenerationSwitching(
+    JobEvent, type="generation.switching", severity=Severity.INFO, text="switching at the next step boundary: {reason}"
+):
     """The group was asked to stop at its next step boundary."""
-
-    type: ClassVar[str] = "generation.switching"
-    severity: ClassVar[Severity] = Severity.INFO
 
     generation: int
     reason: str
     durable: bool
     """True if there is a durable checkpoint of that step."""
 
-    def words(self) -> str:
-        return f"switching at the next step boundary: {self.reason}"
 
-
-class SwitchLossy(JobEvent):
+class SwitchLossy(
+    JobEvent,
+    type="generation.switch_lossy",
+    severity=Severity.WARNING,
+    text="the next group goes on from step {step} and computes the steps after it again: {message}",
+):
     """The state of the step boundary is neither complete in memory nor durable: steps are computed again."""
-
-    type: ClassVar[str] = "generation.switch_lossy"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     message: str
     restore: str | None
@@ -187,16 +160,15 @@ class SwitchLossy(JobEvent):
     step: int
     """The step from which the next group goes on."""
 
-    def words(self) -> str:
-        return f"the next group goes on from step {self.step} and computes the steps after it again: {self.message}"
 
-
-class NonFiniteStepSkipped(JobEvent):
+class NonFiniteStepSkipped(
+    JobEvent,
+    type="step.skipped",
+    severity=Severity.WARNING,
+    is_routine=True,
+    text="step {step} skipped: its loss or gradient norm was not finite[; only the loss of rank {ranks:list} was not]",
+):
     """Loss or gradient norm of a step was not finite: nothing was updated, and the samples are used up."""
-
-    type: ClassVar[str] = "step.skipped"
-    severity: ClassVar[Severity] = Severity.WARNING
-    is_routine: ClassVar[bool] = True
 
     step: int
     loss: float | None
@@ -204,63 +176,48 @@ class NonFiniteStepSkipped(JobEvent):
     ranks: tuple[int, ...] = ()
     """Those whose own part of the loss was not finite, if those of others were; empty: no rank stands out."""
 
-    def words(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
-        whose = f"; only the loss of rank {ranks} was not" if ranks else ""
-        return f"step {self.step} skipped: its loss or gradient norm was not finite{whose}"
 
-
-class NonFiniteStepRolledBack(JobEvent):
+class NonFiniteStepRolledBack(
+    JobEvent,
+    type="step.rolled_back",
+    severity=Severity.WARNING,
+    text="back to step {to}, and step {step} is left out: {message}",
+):
     """Loss or gradient norm of a step was not finite: the group goes back to a durable checkpoint, and leaves the step
     out on the way."""
-
-    type: ClassVar[str] = "step.rolled_back"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     step: int
     to: int
     """Step of the durable checkpoint; 0: the initial state."""
     message: str
 
-    def words(self) -> str:
-        return f"back to step {self.to}, and step {self.step} is left out: {self.message}"
 
-
-class AlertRaised(JobEvent):
+class AlertRaised(
+    JobEvent,
+    type="alert.raised",
+    severity=Severity.WARNING,
+    text="alert: {condition} since step {step}[ ({values:numbers .6g})]",
+):
     """A condition of the spec's `alerts` began to hold; again only after it has ceased to, and 10 minutes later at the
     earliest."""
-
-    type: ClassVar[str] = "alert.raised"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     condition: str
     step: int
     values: dict[str, float]
     """The values at that step, by the names in the condition."""
 
-    def words(self) -> str:
-        values = ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())
-        return f"alert: {self.condition} since step {self.step}" + (f" ({values})" if values else "")
 
-
-class StoppedEarly(JobEvent):
+class StoppedEarly(
+    JobEvent, type="validation.stopped_early", severity=Severity.INFO, text="stops early after step {step}: {reason}"
+):
     """Training ends after this step, because validation has not improved for long enough."""
-
-    type: ClassVar[str] = "validation.stopped_early"
-    severity: ClassVar[Severity] = Severity.INFO
 
     step: int
     reason: str
 
-    def words(self) -> str:
-        return f"stops early after step {self.step}: {self.reason}"
 
-
-class ValidationNotJudged(JobEvent):
+class ValidationNotJudged(JobEvent, type="validation.not_judged", severity=Severity.WARNING):
     """The validation does not have the metric that `validation.metric` names, or it was not finite."""
-
-    type: ClassVar[str] = "validation.not_judged"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     step: int
     metric: str
@@ -275,12 +232,15 @@ class ValidationNotJudged(JobEvent):
         )
 
 
-class Validated(JobEvent):
+class Validated(
+    JobEvent,
+    type="validation",
+    severity=Severity.INFO,
+    is_routine=True,
+    text="validation after step {step}: loss [{loss:.4f}|not finite][, {bits_per_byte:.3f} bits per "
+    "byte][, {metrics:numbers .4g}]",
+):
     """The validation loss was computed."""
-
-    type: ClassVar[str] = "validation"
-    severity: ClassVar[Severity] = Severity.INFO
-    is_routine: ClassVar[bool] = True
 
     step: int
     loss: float | None
@@ -288,33 +248,43 @@ class Validated(JobEvent):
     metrics: dict[str, float] | None = None
     """The task's own metrics, by name; null: it has none."""
 
-    def words(self) -> str:
-        loss = "not finite" if self.loss is None else f"{self.loss:.4f}"
-        bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.3f} bits per byte"
-        metrics = "".join(f", {name} {value:.4g}" for name, value in (self.metrics or {}).items())
-        return f"validation after step {self.step}: loss {loss}{bits}{metrics}"
+
+class IslandMissedRound(
+    JobEvent,
+    type="island.missed_round",
+    severity=Severity.WARNING,
+    is_routine=True,
+    text="island {island} missed round {round}: it was closed with {members:list}",
+):
+    """A round of islands was closed without the one that this job trains: its samples count in a later round."""
+
+    round: int
+    island: int
+    members: tuple[int, ...]
+    """The islands with which the round was closed."""
 
 
-class CheckpointCommitted(JobEvent):
+class CheckpointCommitted(
+    JobEvent,
+    type="checkpoint.committed",
+    severity=Severity.INFO,
+    is_routine=True,
+    text="checkpoint of step {step} committed",
+):
     """The commit marker of the checkpoint is in place."""
-
-    type: ClassVar[str] = "checkpoint.committed"
-    severity: ClassVar[Severity] = Severity.INFO
-    is_routine: ClassVar[bool] = True
 
     name: str
     step: int
     generation: int
 
-    def words(self) -> str:
-        return f"checkpoint of step {self.step} committed"
 
-
-class CheckpointFailed(JobEvent):
+class CheckpointFailed(
+    JobEvent,
+    type="checkpoint.failed",
+    severity=Severity.ERROR,
+    text="a checkpoint could not be written: [rank {rank}: ]{message}",
+):
     """A part of a checkpoint, or its marker, could not be written; training goes on."""
-
-    type: ClassVar[str] = "checkpoint.failed"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     message: str
     name: str | None = None
@@ -324,17 +294,15 @@ class CheckpointFailed(JobEvent):
     stalled: bool = False
     """The storage did not fail: it accepted nothing for `timeouts.save_s`."""
 
-    def words(self) -> str:
-        rank = "" if self.rank is None else f"rank {self.rank}: "
-        return f"a checkpoint could not be written: {rank}{self.message}"
 
-
-class CheckpointRetried(JobEvent):
+class CheckpointRetried(
+    JobEvent,
+    type="checkpoint.retried",
+    severity=Severity.ERROR,
+    is_routine=True,
+    text="the final state could not be saved; try {number} of {of} follows in {after_s:duration}: {message}",
+):
     """The state after the last step could not be saved; the group forms once more to save it."""
-
-    type: ClassVar[str] = "checkpoint.retried"
-    severity: ClassVar[Severity] = Severity.ERROR
-    is_routine: ClassVar[bool] = True
 
     message: str
     number: int
@@ -344,104 +312,88 @@ class CheckpointRetried(JobEvent):
     after_s: float
     """Seconds until that try."""
 
-    def words(self) -> str:
-        return (
-            f"the final state could not be saved; try {self.number} of {self.of} follows in "
-            f"{duration_text(self.after_s)}: {self.message}"
-        )
 
-
-class CheckpointDamaged(JobEvent):
+class CheckpointDamaged(
+    JobEvent, type="checkpoint.damaged", severity=Severity.ERROR, text="checkpoint {name} is damaged: {message}"
+):
     """A checkpoint failed its verification and is not used any more."""
-
-    type: ClassVar[str] = "checkpoint.damaged"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     name: str
     message: str
 
-    def words(self) -> str:
-        return f"checkpoint {self.name} is damaged: {self.message}"
 
-
-class StorageAway(JobEvent):
+class StorageAway(
+    JobEvent,
+    type="checkpoint.storage_away",
+    severity=Severity.WARNING,
+    text="the checkpoint storage is away; it is asked again: {message}",
+):
     """The checkpoint storage does not answer, or lacks the job's checkpoints, while an attempt looks for the newest
     one; it is asked again."""
-
-    type: ClassVar[str] = "checkpoint.storage_away"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     message: str
     until: float
     """Wall-clock time at which the job fails; checkpoint.wait_s after the first request."""
 
-    def words(self) -> str:
-        return f"the checkpoint storage is away; it is asked again: {self.message}"
 
-
-class CheckpointFallback(JobEvent):
+class CheckpointFallback(
+    JobEvent,
+    type="checkpoint.fallback",
+    severity=Severity.WARNING,
+    text="[falling back to checkpoint {to}|no older checkpoint: training starts again]",
+):
     """After a damaged checkpoint, the newest one before it was chosen."""
-
-    type: ClassVar[str] = "checkpoint.fallback"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     to: str | None
     """null: there is none, so training starts from the seed."""
 
-    def words(self) -> str:
-        return f"falling back to checkpoint {self.to}" if self.to else "no older checkpoint: training starts again"
 
-
-class CheckpointRetentionFailed(JobEvent):
+class CheckpointRetentionFailed(
+    JobEvent,
+    type="checkpoint.retention_failed",
+    severity=Severity.WARNING,
+    text="old checkpoints could not be deleted: {message}",
+):
     """Old checkpoints could not be deleted."""
-
-    type: ClassVar[str] = "checkpoint.retention_failed"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     message: str
 
-    def words(self) -> str:
-        return f"old checkpoints could not be deleted: {self.message}"
 
-
-class CheckpointDeleted(JobEvent):
+class CheckpointDeleted(
+    JobEvent,
+    type="checkpoint.deleted",
+    severity=Severity.INFO,
+    is_routine=True,
+    text="checkpoint of step {step} deleted[: {reason}| on request]",
+):
     """A user has deleted the checkpoint, or it was deleted long after the job's end. What the retention of a running
     job deletes (`checkpoint.keep`) is no event."""
-
-    type: ClassVar[str] = "checkpoint.deleted"
-    severity: ClassVar[Severity] = Severity.INFO
-    is_routine: ClassVar[bool] = True
 
     name: str
     step: int
     reason: str = ""
     """Empty: a user asked for it."""
 
-    def words(self) -> str:
-        return f"checkpoint of step {self.step} deleted" + (f": {self.reason}" if self.reason else " on request")
 
-
-class CheckpointPinned(JobEvent):
+class CheckpointPinned(
+    JobEvent,
+    type="checkpoint.pinned",
+    severity=Severity.INFO,
+    text="checkpoint of step {step} pinned: retention does not delete it",
+):
     """A user has pinned the checkpoint: retention does not delete it."""
 
-    type: ClassVar[str] = "checkpoint.pinned"
-    severity: ClassVar[Severity] = Severity.INFO
-
     name: str
     step: int
 
-    def words(self) -> str:
-        return f"checkpoint of step {self.step} pinned: retention does not delete it"
 
-
-class CheckpointUnpinned(JobEvent):
+class CheckpointUnpinned(
+    JobEvent,
+    type="checkpoint.unpinned",
+    severity=Severity.INFO,
+    text="checkpoint of step {step} is no longer pinned: retention may delete it",
+):
     """A user has taken the pin of the checkpoint away: retention may delete it."""
 
-    type: ClassVar[str] = "checkpoint.unpinned"
-    severity: ClassVar[Severity] = Severity.INFO
-
     name: str
     step: int
-
-    def words(self) -> str:
-        return f"checkpoint of step {self.step} is no longer pinned: retention may delete it"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.node_loss import NodeLossBound
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_workers.contract import IncidentCause, Stacks, StateSource, Suspect
 
 
-class WorkerStarted(JobEvent):
+class WorkerStarted(
+    JobEvent, type="worker.started", severity=Severity.INFO, text="{worker_id:worker} started (pid {pid})"
+):
     """A worker has loaded the task and is warm."""
-
-    type: ClassVar[str] = "worker.started"
-    severity: ClassVar[Severity] = Severity.INFO
 
     worker_id: str
     node_id: str
@@ -23,28 +20,26 @@ class WorkerStarted(JobEvent):
     rack: str = ""
     """Rack of the worker's node; "": the node has no label for racks."""
 
-    def words(self) -> str:
-        return f"{worker_text(self.worker_id)} started (pid {self.pid})"
 
-
-class WorkerStartFailed(JobEvent):
+class WorkerStartFailed(
+    JobEvent,
+    type="worker.start_failed",
+    severity=Severity.WARNING,
+    text="{worker_id:worker} could not load the task: {error}",
+):
     """A new worker could not load the task; the running group goes on without it."""
-
-    type: ClassVar[str] = "worker.start_failed"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     worker_id: str
     error: str
 
-    def words(self) -> str:
-        return f"{worker_text(self.worker_id)} could not load the task: {self.error}"
 
-
-class WorkerLost(JobEvent):
+class WorkerLost(
+    JobEvent,
+    type="worker.lost",
+    severity=Severity.ERROR,
+    text="{worker_id:worker}[ (rank {rank})] lost: {cause}[, {message}]",
+):
     """A worker died or was evicted."""
-
-    type: ClassVar[str] = "worker.lost"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     worker_id: str
     rank: int | None
@@ -52,44 +47,36 @@ class WorkerLost(JobEvent):
     cause: IncidentCause
     message: str
 
-    def words(self) -> str:
-        message = f", {self.message}" if self.message else ""
-        return f"{worker_text(self.worker_id, self.rank)} lost: {self.cause}{message}"
 
-
-class WarmMemoryOff(JobEvent):
+class WarmMemoryOff(
+    JobEvent,
+    type="worker.warm_memory_off",
+    severity=Severity.WARNING,
+    text="{worker_id:worker}: {message}; new workers touch no memory in advance any more",
+):
     """A worker was killed for lack of memory, so new workers no longer touch memory before they need it. Their first
     step is slower; the memory of a worker (`worker.memory_gib`) or of its node is too small."""
 
-    type: ClassVar[str] = "worker.warm_memory_off"
-    severity: ClassVar[Severity] = Severity.WARNING
-
     worker_id: str
     message: str
 
-    def words(self) -> str:
-        return f"{worker_text(self.worker_id)}: {self.message}; new workers touch no memory in advance any more"
 
-
-class WorkerExited(JobEvent):
+class WorkerExited(JobEvent, type="worker.exited", severity=Severity.INFO, text="{worker_id:worker}: {message}"):
     """The operating system has reported how the process of a lost worker ended."""
 
-    type: ClassVar[str] = "worker.exited"
-    severity: ClassVar[Severity] = Severity.INFO
-
     worker_id: str
     message: str
 
-    def words(self) -> str:
-        return f"{worker_text(self.worker_id)}: {self.message}"
 
-
-class StragglerFound(JobEvent):
+class StragglerFound(
+    JobEvent,
+    type="worker.straggler",
+    severity=Severity.WARNING,
+    text="{worker_id:worker} (rank {rank}) is slow: {compute_s:duration} per step, the others "
+    "{median_s:duration}; {action}",
+):
     """A worker computed longer than `health.straggler_factor` times the others' median for `health.straggler_steps`
     steps in a row."""
-
-    type: ClassVar[str] = "worker.straggler"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     worker_id: str
     rank: int
@@ -101,31 +88,24 @@ class StragglerFound(JobEvent):
     step: int
     action: str
 
-    def words(self) -> str:
-        own_time, others = duration_text(self.compute_s), duration_text(self.median_s)
-        name = worker_text(self.worker_id, self.rank)
-        return f"{name} is slow: {own_time} per step, the others {others}; {self.action}"
 
-
-class StacksTaken(JobEvent):
+class StacksTaken(
+    JobEvent, type="worker.stacks", severity=Severity.INFO, text="stacks ({stacks.reason}): {stacks.summary}"
+):
     """The stacks of all ranks were taken: their group stood still until an incident began, or one of them is slow."""
-
-    type: ClassVar[str] = "worker.stacks"
-    severity: ClassVar[Severity] = Severity.INFO
 
     stacks: Stacks
     incident: int | None = None
     """The incident that keeps them too."""
 
-    def words(self) -> str:
-        return f"stacks ({self.stacks.reason}): {self.stacks.summary}"
 
-
-class StepsSlow(JobEvent):
+class StepsSlow(
+    JobEvent,
+    type="worker.slow",
+    severity=Severity.WARNING,
+    text="steps take {now_s:duration} instead of {usual_s:duration}; [suspected: {suspect:words}|nothing stands out]",
+):
     """Steps take at least 1.5 times as long as before, or a checkpoint keeps one rank for much longer than others."""
-
-    type: ClassVar[str] = "worker.slow"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     step: int
     """The step that made it certain."""
@@ -136,30 +116,27 @@ class StepsSlow(JobEvent):
     suspect: Suspect | None
     """null: no rank, no node and no resource stands out."""
 
-    def words(self) -> str:
-        who = f"suspected: {self.suspect.words()}" if self.suspect is not None else "nothing stands out"
-        return f"steps take {duration_text(self.now_s)} instead of {duration_text(self.usual_s)}; {who}"
 
-
-class StragglerKept(JobEvent):
+class StragglerKept(
+    JobEvent,
+    type="worker.straggler_kept",
+    severity=Severity.WARNING,
+    text="{worker_id:worker}[ (rank {rank})] is slow but stays: {message}",
+):
     """No other worker became warm in time to replace a slow one, so it stays."""
-
-    type: ClassVar[str] = "worker.straggler_kept"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     worker_id: str
     rank: int | None
     message: str
 
-    def words(self) -> str:
-        return f"{worker_text(self.worker_id, self.rank)} is slow but stays: {self.message}"
 
-
-class WorkerLeaving(JobEvent):
+class WorkerLeaving(
+    JobEvent,
+    type="worker.leaving",
+    severity=Severity.WARNING,
+    text="{worker_id:worker}[ (rank {rank})] will be gone in {grace_s:duration}: {reason}",
+):
     """A worker received SIGTERM or a preemption notice and will be gone soon."""
-
-    type: ClassVar[str] = "worker.leaving"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     worker_id: str
     rank: int | None
@@ -168,16 +145,14 @@ class WorkerLeaving(JobEvent):
     grace_s: float
     """Seconds until it is gone."""
 
-    def words(self) -> str:
-        name = worker_text(self.worker_id, self.rank)
-        return f"{name} will be gone in {duration_text(self.grace_s)}: {self.reason}"
 
-
-class NodeSilent(JobEvent):
+class NodeSilent(
+    JobEvent,
+    type="node.silent",
+    severity=Severity.WARNING,
+    text="node {node_id:node} ({node_ip}) is silent, {workers:count worker} left out until it answers: {message}",
+):
     """A node answers no connect: the job goes on without its workers until it does."""
-
-    type: ClassVar[str] = "node.silent"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     node_id: str
     node_ip: str
@@ -187,50 +162,35 @@ class NodeSilent(JobEvent):
     """Those of them that were in the group."""
     message: str
 
-    def words(self) -> str:
-        workers = count_text(self.workers, "worker")
-        return (
-            f"node {self.node_id[:12]} ({self.node_ip}) is silent, {workers} left out until it answers: {self.message}"
-        )
 
-
-class NodeAnswers(JobEvent):
+class NodeAnswers(
+    JobEvent,
+    type="node.answers",
+    severity=Severity.SUCCESS,
+    text="node {node_id:node} answers again after {silent_s:duration}",
+):
     """A silent node answers again. Its workers are spares, and the group grows at the next step boundary."""
-
-    type: ClassVar[str] = "node.answers"
-    severity: ClassVar[Severity] = Severity.SUCCESS
 
     node_id: str
     silent_s: float
 
-    def words(self) -> str:
-        return f"node {self.node_id[:12]} answers again after {duration_text(self.silent_s)}"
 
-
-class WorkerReleased(JobEvent):
+class WorkerReleased(
+    JobEvent, type="worker.released", severity=Severity.INFO, text="{worker_id:worker} released: {reason}"
+):
     """Shoal ended a worker that it does not need, or that has to leave."""
-
-    type: ClassVar[str] = "worker.released"
-    severity: ClassVar[Severity] = Severity.INFO
 
     worker_id: str
     reason: str
 
-    def words(self) -> str:
-        return f"{worker_text(self.worker_id)} released: {self.reason}"
 
-
-def worker_text(worker_id: str, rank: int | None = None) -> str:
-    """Name of a worker for people, `worker 3 (rank 1)`; 3 is its number in the attempt, the last part of its id."""
-    name = f"worker {worker_id.rpartition('/')[2]}"
-    return name if rank is None else f"{name} (rank {rank})"
-
-
-class IncidentOpened(JobEvent):
+class IncidentOpened(
+    JobEvent,
+    type="incident.opened",
+    severity=Severity.ERROR,
+    text="incident {cause}[ of rank {ranks:list}][: {message}][; {node_loss:words}]",
+):
     """A worker of the group was lost, or the group broke."""
-
-    type: ClassVar[str] = "incident.opened"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     id: int
     cause: IncidentCause
@@ -243,33 +203,25 @@ class IncidentOpened(JobEvent):
     node_loss: NodeLossBound | None = None
     """A node was lost: the bound that was in force."""
 
-    def words(self) -> str:
-        ranks = ", ".join(str(rank) for rank in self.ranks)
-        where = f" of rank {ranks}" if ranks else ""
-        message = f": {self.message}" if self.message else ""
-        bound = f"; {self.node_loss.words()}" if self.node_loss is not None else ""
-        return f"incident {self.cause}{where}{message}{bound}"
 
-
-class IncidentSuspected(JobEvent):
+class IncidentSuspected(
+    JobEvent, type="incident.suspected", severity=Severity.WARNING, text="incident {id}, suspected: {suspect:words}"
+):
     """The evidence names whom an open incident suspects."""
-
-    type: ClassVar[str] = "incident.suspected"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     id: int
     suspect: Suspect
 
-    def words(self) -> str:
-        return f"incident {self.id}, suspected: {self.suspect.words()}"
 
-
-class SnapshotsRecovering(JobEvent):
+class SnapshotsRecovering(
+    JobEvent,
+    type="snapshot.recovering",
+    severity=Severity.WARNING,
+    text="workers are started on {nodes:count node} to read the snapshots in memory there, which may "
+    "save {steps:count step}",
+):
     """The newest snapshots are in the memory of nodes that have no worker any more: workers are started there to read
     them before the group re-forms."""
-
-    type: ClassVar[str] = "snapshot.recovering"
-    severity: ClassVar[Severity] = Severity.WARNING
 
     nodes: tuple[str, ...]
     steps: int
@@ -277,16 +229,9 @@ class SnapshotsRecovering(JobEvent):
     until: float
     """Seconds since the epoch; the group re-forms without those snapshots then."""
 
-    def words(self) -> str:
-        steps, nodes = count_text(self.steps, "step"), count_text(len(self.nodes), "node")
-        return f"workers are started on {nodes} to read the snapshots in memory there, which may save {steps}"
 
-
-class SnapshotsLacking(JobEvent):
+class SnapshotsLacking(JobEvent, type="snapshot.lacking", severity=Severity.ERROR):
     """A rank has no memory for snapshots. Until the next generation no snapshot is whole without its part."""
-
-    type: ClassVar[str] = "snapshot.lacking"
-    severity: ClassVar[Severity] = Severity.ERROR
 
     generation: int
     step: int
@@ -300,11 +245,8 @@ class SnapshotsLacking(JobEvent):
         return f"rank {self.rank} {what}: {self.message}"
 
 
-class IncidentClosed(JobEvent):
+class IncidentClosed(JobEvent, type="incident.closed", severity=Severity.SUCCESS):
     """The first step after the incident is complete."""
-
-    type: ClassVar[str] = "incident.closed"
-    severity: ClassVar[Severity] = Severity.SUCCESS
 
     id: int
     cause: IncidentCause

@@ -13,8 +13,8 @@ beside their minima (`_ClusterChoice`), else where those that are preempted have
 What a job has above its minimum is divided later (`gains`), so admission may shrink any job to its minimum.
 Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
 In a queue of thousands, priority also goes first within a project, and a decision starts MOST_STARTS jobs at most.
-Called by `decide`. The ways in which one claim is met stand together here, since each depends on what the others have
-booked or reserved: places beside minima, the choice of a cluster, reservations, preemption.
+Called by `decide`. The ways to meet a claim stand together here, since each depends on what the others have booked or
+reserved: places beside minima, the choice of a cluster, reservations, preemption.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeAlias
 
 from shoal_service.core.scheduling.explaining import (
-    closed_words,
-    limit_words,
-    max_running_words,
-    never_words,
-    sweep_limit_words,
-    user_limit_words,
+    describe_closed_clusters,
+    describe_max_running,
+    describe_missing_nodes,
+    describe_project_limit,
+    describe_sweep_limit,
+    describe_user_limit,
 )
 from shoal_service.core.scheduling.facts import AGED_AFTER_S, AGED_UNTIL_S, seconds_left, starved_s
 from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
@@ -150,7 +150,7 @@ def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
 
 
 def _meet_claims(plan: Plan, admission: Admission) -> None:
-    ways, refusals = _Ways(plan, admission), _Refusals(plan)
+    admitter, refusals = _ClaimAdmitter(plan, admission), _Refusals(plan)
     waiting = admission.waiting
     for entry in turns(plan, admission.preempted):
         known = refusals.of(entry)
@@ -161,7 +161,7 @@ def _meet_claims(plan: Plan, admission: Admission) -> None:
             waiting.extend([(later, LATER) for later in _left_over(plan, waiting)])
             admission.is_cut_short = True
             return
-        obstacle, is_of_claim = ways.admit(entry)
+        obstacle, is_of_claim = admitter.admit(entry)
         is_queued = not entry.job.granted
         if obstacle is None:
             admission.num_starts += is_queued
@@ -178,27 +178,24 @@ class _Refusals:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._as_of = plan.num_changes
-        self._refused: dict[Claim, Obstacle] = {}
-        self._refused_early: dict[Claim, Obstacle] = {}
-        """Refused claims of jobs that have not waited long enough to get back what is guaranteed to their project.
-        Others with the same claim may have waited, and have a better right."""
+        self._refused: dict[tuple[Claim, bool], Obstacle] = {}
+        """By claim, and whether it was that of a job that has not waited long enough to get back what is guaranteed to
+        its project. Others with the same claim may have waited, and have a better right."""
 
     def of(self, entry: Entry) -> Obstacle | None:
         if self._as_of != self._plan.num_changes:
             self._refused.clear()
-            self._refused_early.clear()
             self._as_of = self._plan.num_changes
             return None
-        refusal = self._refused.get(entry.claim)
-        if refusal is None and self._refused_early and not has_waited(entry.job, self._plan.now):
-            refusal = self._refused_early.get(entry.claim)
+        refusal = self._refused.get((entry.claim, False))
+        if refusal is None and entry.share.has_guarantee and not has_waited(entry.job, self._plan.now):
+            refusal = self._refused.get((entry.claim, True))
         return refusal if refusal is None or _is_one_of_many(self._plan, entry) else None
 
     def add(self, entry: Entry, obstacle: Obstacle) -> None:
         if _is_one_of_many(self._plan, entry):
             is_early = entry.share.has_guarantee and not has_waited(entry.job, self._plan.now)
-            refused = self._refused_early if is_early else self._refused
-            refused[entry.claim] = obstacle
+            self._refused[entry.claim, is_early] = obstacle
 
 
 def _is_one_of_many(plan: Plan, entry: Entry) -> bool:
@@ -224,7 +221,7 @@ def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> No
                 earlier.beneficiary = claimant.job.job_id
 
 
-class _Ways:
+class _ClaimAdmitter:
     """Meets the claims of one round: beside the minima of others and without delay of a reserved start, else by
     preemption."""
 
@@ -240,38 +237,16 @@ class _Ways:
         queued job with this claim, until some job gets or loses places."""
         job, claim, plan = entry.job, entry.claim, self._plan
         if claim.ever < job.min_workers:
-            closed = closed_words(plan, job)
-            return Obstacle(closed or never_words(plan, entry), is_limit=closed is not None), True
+            closed = describe_closed_clusters(plan, job)
+            return Obstacle(closed or describe_missing_nodes(plan, entry), is_limit=closed is not None), True
         if claim.has_limits:
             obstacle = find_blocking_limit(plan, entry, job.min_workers - entry.charged)
             if obstacle is not None:
                 return obstacle, True
-        missing = job.min_workers - entry.target
-        if len(claim.shapes) > 1:
-            return self._in_any(entry, missing)
-        shape = entry.shape
-        taken = self._reservations.take(entry, missing)
-        if taken is None or isinstance(taken, _Reservation):
-            if shape.lacks(missing) and not self._preemption.may_help(entry, missing):
-                self._reservations.reserve(entry, (shape,))
-                return ROOM, True
-            if taken is not None:
-                return _behind(taken), False
-            if not self._preempt(entry, missing):
-                self._reservations.reserve(entry, (shape,))
-                return ROOM, False
-        else:
-            plan.book(entry, taken)
-        self._admitted(entry, missing)
-        return None, False
+        return self._admit_where_best(entry, job.min_workers - entry.target)
 
-    def _admitted(self, entry: Entry, missing: int) -> None:
-        self._preemption.add(entry)
-        if self._plan.has_clusters:
-            self._choice.booked(entry, missing)
-
-    def _in_any(self, entry: Entry, missing: int) -> tuple[Obstacle | None, bool]:
-        """Admit the job in the cluster where that does the least harm."""
+    def _admit_where_best(self, entry: Entry, missing: int) -> tuple[Obstacle | None, bool]:
+        """Admit the job in that of its clusters where this does the least harm."""
         shapes = [shape for shape in entry.claim.shapes if shape.ever >= missing]
         fitting = [shape for shape in shapes if not shape.lacks(missing)]
         if not fitting and not self._preemption.may_help(entry, missing):
@@ -289,18 +264,25 @@ class _Ways:
                 behind = behind or taken
             else:
                 self._plan.book(entry, taken)
-                self._admitted(entry, missing)
+                self._note_admitted(entry, missing)
                 return None, False
-        if self._preempt_in_any(entry, missing, full):
-            self._admitted(entry, missing)
+        if self._preempt_where_best(entry, missing, full):
+            self._note_admitted(entry, missing)
             return None, False
         entry.shape = entry.claim.shape
         if behind is not None:
-            return _behind(behind), False
+            return Obstacle(None, behind=behind.entry.job.job_id, cluster=behind.shape.cluster), False
         self._reservations.reserve(entry, shapes)
         return ROOM, False
 
-    def _preempt_in_any(self, entry: Entry, missing: int, shapes: list[Shape]) -> bool:
+    def _note_admitted(self, entry: Entry, missing: int) -> None:
+        self._preemption.add(entry)
+        if self._plan.has_clusters:
+            self._choice.booked(entry, missing)
+
+    def _preempt_where_best(self, entry: Entry, missing: int, shapes: list[Shape]) -> bool:
+        """Preempt jobs in that of these clusters where they have the least priority and workers. False: nothing has
+        changed."""
         if len(shapes) > 1:
             harms = []
             for shape in shapes:
@@ -327,32 +309,27 @@ class _Ways:
         return True
 
 
-def _behind(reserved: _Reservation) -> Obstacle:
-    return Obstacle(None, behind=reserved.entry.job.job_id, cluster=reserved.shape.cluster)
-
-
+@dataclass(frozen=True, slots=True, eq=False)
 class _Reservation:
     """A reserved start, which backfill may not delay: what each node can spare until then, beside the minimum of the
     job."""
 
-    def __init__(self, entry: Entry, shape: Shape, at: float, spare: dict[int, FreeNode]) -> None:
-        self.entry = entry
-        self.shape = shape
-        """The cluster and the nodes where the job is to start."""
-        self.at = at
-        self._spare = spare
-        """What is free at that time on each node that changes until then, by the Python id of the node. The other nodes
-        have what is free now."""
+    entry: Entry
+    shape: Shape
+    """The cluster and the nodes where the job is to start."""
+    at: float
+    spare: dict[FreeNode, FreeNode]
+    """What is free at that time on each node that changes until then. The other nodes have what is free now."""
 
     def fits(self, free: FreeNode, need: WorkerNeed) -> int:
         """The number of such workers that the node can spare at that time."""
-        spare = self._spare.get(id(free))
+        spare = self.spare.get(free)
         return UNLIMITED if spare is None else spare.fits(need)
 
     def spend(self, need: WorkerNeed, sites: Sites) -> None:
         """Take the places of these workers from what the nodes can spare."""
         for free, workers in sites:
-            spare = self._spare.get(id(free))
+            spare = self.spare.get(free)
             if spare is not None:
                 spare.reserve(need, workers)
 
@@ -370,9 +347,9 @@ class _Reservations:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._all: list[_Reservation] = []
-        self._at_most: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._at_most: dict[tuple[Shape, tuple[_Reservation, ...]], tuple[int, int]] = {}
         """Most workers of a shape that can be taken beside some reservations, with `room.num_returns` when that was
-        found; by the Python ids of the shape and the reservations. It holds while no workers leave their nodes."""
+        found. It holds while no workers leave their nodes."""
 
     def take(self, entry: Entry, workers: int) -> Sites | _Reservation | None:
         """Take places for the workers that the job lacks. Return the places; or the reservation that they would delay;
@@ -383,7 +360,7 @@ class _Reservations:
         shape = entry.shape
         if not in_the_way:
             return shape.take_all(workers)
-        key = (id(shape), *map(id, in_the_way))
+        key = (shape, tuple(in_the_way))
         at_most, as_of = self._at_most.get(key, (UNLIMITED, 0))
         room = self._plan.room
         if shape.lacks(workers) or (workers > at_most and as_of == room.num_returns):
@@ -422,21 +399,21 @@ class _Reservations:
         missing = entry.job.min_workers - entry.target
         fits = shape.free(missing)
         at = self._plan.now
-        spare: dict[int, FreeNode] = {}
+        spare: dict[FreeNode, FreeNode] = {}
         for ends, other in _earliest_ends(self._plan):
             if fits >= missing:
                 break
             at = ends
             for free, workers in other.sites:
                 if shape.may_use(free):
-                    then = spare.setdefault(id(free), free.copy())
+                    then = spare.setdefault(free, free.copy())
                     fits -= then.fits(need)
                     then.reserve(other.shape.need, -workers)
                     fits += then.fits(need)
-        for free in (*(free for free in shape.nodes if id(free) in spare), *shape.nodes):
+        for free in (*(free for free in shape.nodes if free in spare), *shape.nodes):
             if missing <= 0:
                 break
-            then = spare.setdefault(id(free), free.copy())
+            then = spare.setdefault(free, free.copy())
             workers = min(missing, then.fits(need))
             then.reserve(need, workers)
             missing -= workers
@@ -476,27 +453,22 @@ class _ClusterChoice:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._as_of = -1
-        self._above: dict[int, float] = {}
-        """Workers of each shape for which there is room beside the minima, by the Python id of the shape."""
-        self._free: dict[int, float] = {}
-        """Workers of each shape for which there is room beside all that jobs have, by the Python id of the shape."""
-        self._shapes: list[Shape] = []
-        """The shapes that were counted."""
+        self._room: dict[Shape, tuple[float, float]] = {}
+        """Workers of each shape for which there is room beside the minima, and beside all that jobs have."""
 
     def ranked(self, entry: Entry, missing: int, shapes: Sequence[Shape]) -> list[Shape]:
         """The shapes with the best one first. The job's minimum fits into each of them beside the minima of others."""
         if self._as_of != self._plan.num_changes:
-            self._above.clear()
-            self._free.clear()
-            self._shapes.clear()
+            self._room.clear()
             self._as_of = self._plan.num_changes
         can_grow = entry.job.max_workers > entry.job.min_workers
 
         def order(shape: Shape) -> tuple[float, float, str]:
-            if id(shape) not in self._above:
-                self._count(shape)
-            harm = max(0.0, missing - max(0.0, self._free[id(shape)]))
-            growth = (self._above[id(shape)] - missing) / (1 + self._plan.num_elastic[shape.cluster])
+            if shape not in self._room:
+                self._room[shape] = self._count(shape)
+            above, free = self._room[shape]
+            harm = max(0.0, missing - max(0.0, free))
+            growth = (above - missing) / (1 + self._plan.num_elastic[shape.cluster])
             return harm, -growth if can_grow or harm else 0.0, shape.cluster
 
         return sorted(shapes, key=order)
@@ -506,21 +478,18 @@ class _ClusterChoice:
         if self._as_of != self._plan.num_changes - 1:
             return
         self._as_of = self._plan.num_changes
-        for shape in self._shapes:
+        for shape, (above, free) in self._room.items():
             if shape.overlaps(entry.shape):
                 taken = workers * shape.per_worker(entry.shape)[0]
-                self._above[id(shape)] -= taken
-                self._free[id(shape)] -= taken
+                self._room[shape] = above - taken, free - taken
 
-    def _count(self, shape: Shape) -> None:
+    def _count(self, shape: Shape) -> tuple[float, float]:
         above = shape.free()
         surplus = 0.0
         for entry in self._plan.running:
             if entry.job.granted > entry.target > 0 and entry.shape.overlaps(shape):
                 surplus += (entry.job.granted - entry.target) * shape.per_worker(entry.shape)[0]
-        self._above[id(shape)] = above
-        self._free[id(shape)] = above - surplus
-        self._shapes.append(shape)
+        return above, above - surplus
 
 
 class _Preemption:
@@ -542,9 +511,9 @@ class _Preemption:
         """Possible victims that are not in order yet: most jobs are admitted before anybody is displaced."""
         self._least_added = math.inf
         """Lowest priority of the jobs in `_added`."""
-        self._failed: dict[tuple[int, Share, Share | None], tuple[float, int]] = {}
-        """Priority and number of workers of the last claim that could not be met, by the Python id of the shape, the
-        project, and the project to which workers are owed. What others may lose to a claim depends on the project."""
+        self._failed: dict[tuple[Shape, Share, Share | None], tuple[float, int]] = {}
+        """Priority and number of workers of the last claim that could not be met, by the shape, the project, and the
+        project to which workers are owed. What others may lose to a claim depends on the project."""
 
     def add(self, entry: Entry) -> None:
         """Add a job that was admitted in this decision; a job of higher priority may still displace it."""
@@ -606,14 +575,14 @@ class _Preemption:
         if not self.may_help(claimant, missing):
             return []
         priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
-        failed = self._failed.get((id(claimant.shape), claimant.share, owed))
+        failed = self._failed.get((claimant.shape, claimant.share, owed))
         if failed is not None and priority <= failed[0] and missing >= failed[1]:
             return []
         self._put_in_order()
         cleared = self._clear(claimant, missing, owed)
         if not cleared and claimant is not self._plan.aged:
             # The failure of a job that has waited for long says nothing of other projects, whose guarantees differ.
-            self._failed[id(claimant.shape), claimant.share, owed] = (priority, missing)
+            self._failed[claimant.shape, claimant.share, owed] = (priority, missing)
         return cleared
 
     def _clear(self, claimant: Entry, missing: int, owed: Share | None) -> list[_Victim]:
@@ -685,8 +654,8 @@ def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
     """The jobs in the order of their turns: running jobs below their minimum, then the one that has waited for long,
     then the other queued ones. The jobs of a project are in the order of the queue; in a long queue, by priority
     first."""
-    gone = {id(entry) for entry in preempted}
-    below = [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
+    gone = set(preempted)
+    below = [entry for entry in plan.running if entry.is_below_minimum and entry not in gone]
     yield from [entry for entry in below if not plan.is_unplaced(entry)]
     lines = _lines(plan)
     if plan.aged is not None and not plan.aged.job.granted and not plan.aged.target:
@@ -731,12 +700,12 @@ def _lines(plan: Plan) -> list[list[Entry]]:
 
 def _left_over(plan: Plan, waiting: list[tuple[Entry, Obstacle]]) -> list[Entry]:
     """The queued jobs of a long queue that neither start nor wait, in the order of their turns if nothing changes."""
-    known = {id(entry) for entry, _ in waiting}
+    known = {entry for entry, _ in waiting}
     lines: dict[Precedence, list[list[Entry]]] = {}
     for line in _lines(plan):
         lines.setdefault(line[0].claim.precedence(plan.num_changes), []).append(line)
     merged = [heapq.merge(*equal, key=attrgetter("order")) for _, equal in sorted(lines.items(), key=itemgetter(0))]
-    return [entry for entry in chain.from_iterable(merged) if id(entry) not in known]
+    return [entry for entry in chain.from_iterable(merged) if entry not in known]
 
 
 def _turn(plan: Plan, entry: Entry) -> tuple[Precedence, tuple[float, str]]:
@@ -754,16 +723,16 @@ def find_blocking_limit(plan: Plan, entry: Entry, missing: int) -> Obstacle | No
         tightest = share.tightest()
         # With a limit below its minimum it waits for ever, so no running job holds what it waits for.
         holder = tightest if (tightest.project.limit or 0) >= job.min_workers else None
-        return Obstacle(limit_words(job, tightest, missing), holder, is_limit=True)
+        return Obstacle(describe_project_limit(job, tightest, missing), holder, is_limit=True)
     if entry.charged:
         return None
     full = share.full_of_jobs() if share.has_limits else None
     if full is not None:
-        return Obstacle(max_running_words(full), full, is_limit=True)
+        return Obstacle(describe_max_running(full), full, is_limit=True)
     most = plan.max_running_of(job.user)
     if most is not None and (runs := plan.running_of_user[job.user]) >= most:
-        return Obstacle(user_limit_words(job.user, runs, most), user=job.user, is_limit=True)
+        return Obstacle(describe_user_limit(job.user, runs, most), user=job.user, is_limit=True)
     key = job.project, job.sweep
     if job.sweep_limit is not None and (runs := plan.running_of_sweep[key]) >= job.sweep_limit:
-        return Obstacle(sweep_limit_words(job.sweep, runs, job.sweep_limit), sweep=key, is_limit=True)
+        return Obstacle(describe_sweep_limit(job.sweep, runs, job.sweep_limit), sweep=key, is_limit=True)
     return None

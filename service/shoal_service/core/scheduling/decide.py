@@ -21,11 +21,11 @@ from typing import TypeAlias
 from shoal_service.core.scheduling.admission import admit, keep_minima
 from shoal_service.core.scheduling.explaining import (
     Flows,
-    grow_words,
-    in_cluster,
-    preempt_words,
-    shrink_words,
-    start_words,
+    describe_cluster,
+    describe_growth,
+    describe_preemption,
+    describe_shrink,
+    describe_start,
     waits,
 )
 from shoal_service.core.scheduling.gains import divide_rest, settle
@@ -148,30 +148,30 @@ def _places(plan: Plan) -> dict[str, Mapping[str, int]]:
 
 
 def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
-    gone = {id(entry) for entry in preempted}
-    running = [entry for entry in plan.running if entry.target != entry.job.granted and id(entry) not in gone]
-    shrunk = [entry for entry in running if _wanted(entry) < entry.job.granted]
-    grown = [entry for entry in running if _wanted(entry) > entry.job.granted]
+    gone = set(preempted)
+    running = [entry for entry in plan.running if entry.target != entry.job.granted and entry not in gone]
+    shrunk = [entry for entry in running if _new_grant(entry) < entry.job.granted]
+    grown = [entry for entry in running if _new_grant(entry) > entry.job.granted]
     started = [entry for entry in plan.queued if entry.target]
     if not (started or grown):
         shrunk = [entry for entry in shrunk if not _keeps_claim(entry)]
     flows = Flows([*preempted, *shrunk], [*started, *grown])
     changes: list[Change] = []
     if preempted:
-        kept = [entry for entry in plan.running if id(entry) not in gone]
+        kept = [entry for entry in plan.running if entry not in gone]
         by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *kept)}
         for entry in preempted:
             name = entry.beneficiary or ""
-            message = preempt_words(entry, by_id.get(name))
+            message = describe_preemption(entry, by_id.get(name))
             changes.append(Preempt(entry.job.job_id, message, name, flows.to(entry)))
     for entry in shrunk:
-        changes.append(Resize(entry.job.job_id, _wanted(entry), shrink_words(entry, flows), flows.to(entry)))
+        changes.append(Resize(entry.job.job_id, _new_grant(entry), describe_shrink(entry, flows), flows.to(entry)))
     for entry in started:
         cluster = entry.shape.cluster
-        message = start_words(entry, flows, in_cluster(plan, cluster))
+        message = describe_start(entry, flows, describe_cluster(plan, cluster))
         changes.append(Start(entry.job.job_id, entry.target, message, cluster, flows.of(entry)))
     for entry in grown:
-        changes.append(Resize(entry.job.job_id, entry.target, grow_words(entry, flows), flows.of(entry)))
+        changes.append(Resize(entry.job.job_id, entry.target, describe_growth(entry, flows), flows.of(entry)))
     return changes
 
 
@@ -182,7 +182,7 @@ def _keeps_claim(entry: Entry) -> bool:
     return job.granted <= job.max_workers and entry.share.room() >= job.granted - entry.target
 
 
-def _wanted(entry: Entry) -> int:
+def _new_grant(entry: Entry) -> int:
     """The new grant. A job that lost nodes keeps the claim to its minimum, and waits for others in place."""
     if entry.is_below_minimum:
         return min(entry.job.granted, entry.job.min_workers)

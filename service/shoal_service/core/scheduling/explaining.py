@@ -1,23 +1,22 @@
-"""What people read about the division of workers: why a grant changes, why a queued job waits, and until when as far
-as that is expected, and why a running job gets no more workers.
+"""Describes the division of workers for people: why a grant changes, why a queued job waits and until when, and why a
+running job gets no more workers. It decides nothing, and repeats the numbers that the decisions used.
 
-    Flows, *_words     a grant that changes: "Gave 2 workers to job-x: +31 % there, -9 % here."
-    *limit_words ...   what is in the way of a queued job: a limit, clusters that take no jobs, nodes that are too small
-    waits              a decision for each job that waits: its position, who holds what it waits for, its expected start
-    held_back          an answer for each running job below its `elasticity.max_workers`
+    Flows        who gives workers to whom: "Gave 2 workers to job-x: +31 % there, -9 % here."
+    describe_*   what is in the way of a queued job: a limit, clusters that take no jobs, nodes that are too small
+    waits        a decision for each job that waits: its position, who holds what it waits for, its expected start
+    held_back    an answer for each running job below its `elasticity.max_workers`
 
-Called by `decide` and `admission`, and by the control loop. It repeats decisions in words, with the numbers that they
-used, and takes none. With one cluster in the market nothing here names it, but a job that asks for another one.
+A market with one cluster is described without naming it, unless a job asks for another one.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import islice
 
 from shoal_service.core.quantities import count_text, duration_text, range_text
@@ -91,54 +90,55 @@ class Flows:
         return workers
 
 
-def start_words(entry: Entry, flows: Flows, where: str = "") -> str:
+def describe_start(entry: Entry, flows: Flows, where: str = "") -> str:
     """Why a queued job starts, and who makes room for it. `where`: in which cluster, with a space before it; empty if
     there is only one."""
     job = entry.job
-    needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers, where)
+    needs = _describe_first_grant(entry.target, entry.shape.need_text, job.min_workers, job.max_workers, where)
     if entry.donors:
         right = f"by its priority of {job.priority}"
         if entry.aged:
             right = f"because it {_AGED}"
         elif entry.owed is not None:
             right = f"for what is guaranteed to project {entry.owed.project.name}"
-        return f"{needs}; preempts {names_of(entry.donors)} {right}."
+        return f"{needs}; preempts {join_names(entry.donors)} {right}."
     flowing = flows.got.get(job.job_id)
     if not flowing:
         return f"{needs}."
     givers = tuple(flow.giver.job.job_id for flow in flowing)
-    return f"{needs}; {names_of(givers)} {_gives(givers)} workers."
+    return f"{needs}; {join_names(givers)} {_inflect_gives(givers)} workers."
 
 
-def grow_words(entry: Entry, flows: Flows) -> str:
+def describe_growth(entry: Entry, flows: Flows) -> str:
     job = entry.job
     if job.granted < job.min_workers <= entry.target:
-        return f"elasticity.min_workers is {job.min_workers}, {workers_of(job.granted)} granted so far."
-    here, got = percent(job, entry.target), flows.got[job.job_id]
+        return f"elasticity.min_workers is {job.min_workers}, {count_workers(job.granted)} granted so far."
+    here, got = describe_change(job, entry.target), flows.got[job.job_id]
     if not got:
-        return f"Got {workers_of(entry.target - job.granted)} that were free: {here} here."
+        return f"Got {count_text(entry.target - job.granted, 'free worker')}: {here} here."
     flow = max(got, key=lambda option: option.workers)
-    there = percent(flow.giver.job, flow.giver.target)
-    return f"Got {workers_of(entry.target - job.granted)} from {names_of(_givers(got))}: {here} here, {there} there."
+    there = describe_change(flow.giver.job, flow.giver.target)
+    number, givers = count_workers(entry.target - job.granted), join_names(_list_givers(got))
+    return f"Got {number} from {givers}: {here} here, {there} there."
 
 
-def shrink_words(entry: Entry, flows: Flows) -> str:
+def describe_shrink(entry: Entry, flows: Flows) -> str:
     job = entry.job
     less = job.granted - entry.target
     if job.granted > job.max_workers and entry.target == job.max_workers:
-        return f"elasticity.max_workers is {job.max_workers}, {workers_of(job.granted)} granted so far."
+        return f"elasticity.max_workers is {job.max_workers}, {count_workers(job.granted)} granted so far."
     given = flows.given[job.job_id]
     if not given:
-        return f"Gave back {workers_of(less)}: {_room_lost_words(entry)}"
+        return f"Gave back {count_workers(less)}: {_describe_lost_room(entry)}"
     flow = max(given, key=lambda option: option.workers)
-    taker, here = flow.taker.job, percent(job, entry.target)
-    to = names_of(tuple(dict.fromkeys(option.taker.job.job_id for option in given)))
+    taker, here = flow.taker.job, describe_change(job, entry.target)
+    to = join_names(tuple(dict.fromkeys(option.taker.job.job_id for option in given)))
     if taker.granted == 0:
-        return f"Gave {workers_of(less)} to {to}, which starts with {flow.taker.target}: {here} here."
-    return f"Gave {workers_of(less)} to {to}: {percent(taker, flow.taker.target)} there, {here} here."
+        return f"Gave {count_workers(less)} to {to}, which starts with {flow.taker.target}: {here} here."
+    return f"Gave {count_workers(less)} to {to}: {describe_change(taker, flow.taker.target)} there, {here} here."
 
 
-def _room_lost_words(entry: Entry) -> str:
+def _describe_lost_room(entry: Entry) -> str:
     """Why a job has fewer workers although no other job gets them."""
     if entry.share.room() <= 0:
         share = entry.share.tightest()
@@ -148,7 +148,7 @@ def _room_lost_words(entry: Entry) -> str:
     return f"{has}. The others are lost, drained or reserved by others."
 
 
-def preempt_words(entry: Entry, beneficiary: MarketJob | None) -> str:
+def describe_preemption(entry: Entry, beneficiary: MarketJob | None) -> str:
     job = entry.job
     if beneficiary is None:
         return (
@@ -157,54 +157,55 @@ def preempt_words(entry: Entry, beneficiary: MarketJob | None) -> str:
         )
     if entry.aged:
         return (
-            f"Preempted for {beneficiary.job_id}, which {_AGED} and needs {workers_of(beneficiary.min_workers)}. "
+            f"Preempted for {beneficiary.job_id}, which {_AGED} and needs {count_workers(beneficiary.min_workers)}. "
             f"It saves and returns to the queue; no step is lost."
         )
     if entry.owed is not None:
         project = entry.owed.project
         return (
-            f"Preempted for {beneficiary.job_id}, which needs {workers_of(beneficiary.min_workers)} of the "
+            f"Preempted for {beneficiary.job_id}, which needs {count_workers(beneficiary.min_workers)} of the "
             f"{project.guaranteed} that are guaranteed to project {project.name}. It saves and returns to the queue; "
             f"no step is lost."
         )
     return (
         f"Preempted for {beneficiary.job_id} (priority {beneficiary.priority}, here {job.priority}), which needs "
-        f"{workers_of(beneficiary.min_workers)}. It saves and returns to the queue; no step is lost."
+        f"{count_workers(beneficiary.min_workers)}. It saves and returns to the queue; no step is lost."
     )
 
 
-def percent(job: MarketJob, workers: int) -> str:
+def describe_change(job: MarketJob, workers: int) -> str:
     """Change of the job's samples per second if it had this many workers, such as "+31 %"."""
     before = job.curve.rate(job.granted)
     return f"{100 * (job.curve.rate(workers) / before - 1):+.0f} %" if before > 0 else "new"
 
 
-def workers_of(number: int) -> str:
+def count_workers(number: int) -> str:
     return count_text(number, "worker")
 
 
 @lru_cache(maxsize=4096)
-def _starts_with(workers: int, need: str, least: int, most: int, where: str) -> str:
-    """The first words about a start. They are cached, because thousands of jobs may start at once."""
-    return f"Starts with {workers_of(workers)} of {need} ({range_text(least, most)}){where}"
+def _describe_first_grant(workers: int, need: str, least: int, most: int, where: str) -> str:
+    """Describe what a job starts with. It is cached, because thousands of jobs may start at once."""
+    elastic = f" of {range_text(least, most)}" if least != most else ""
+    return f"Starting with {count_workers(workers)}{elastic} ({need} each){where}"
 
 
-def _givers(flows: Sequence[Flow]) -> tuple[str, ...]:
+def _list_givers(flows: Sequence[Flow]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(flow.giver.job.job_id for flow in flows))
 
 
-def names_of(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """List at most three names, and say how many more there are."""
     if len(names) <= 3:
         return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else "".join(names)
     return f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-def _gives(names: Sequence[str]) -> str:
+def _inflect_gives(names: Sequence[str]) -> str:
     return "gives" if len(names) == 1 else "give"
 
 
-def limit_words(job: MarketJob, share: Share, missing: int) -> str:
+def describe_project_limit(job: MarketJob, share: Share, missing: int) -> str:
     """Why the project has no room for `missing` more workers within its limit."""
     name, limit = share.project.name, share.project.limit or 0
     if limit < job.min_workers:
@@ -213,25 +214,25 @@ def limit_words(job: MarketJob, share: Share, missing: int) -> str:
             f"{count_text(limit, 'worker')} (its limit). Raise the limit, or lower min_workers."
         )
     return (
-        f"Needs {count_text(missing, 'worker')}; the minima of the running jobs of project {name} take {share.used} of "
-        f"the {limit} that it may have (its limit). Raise the limit, or wait for one of them."
+        f"Needs {count_text(missing, 'worker')}; the running jobs of project {name} need {share.used} of its limit of "
+        f"{limit}. Raise the limit, or wait for one of them to end."
     )
 
 
-def max_running_words(share: Share) -> str:
+def describe_max_running(share: Share) -> str:
     name, most = share.project.name, share.project.max_running
     runs = count_text(share.running, "job")
     return f"Project {name} runs {runs}, and its max_running is {most}. Raise it, or wait for one of them."
 
 
-def user_limit_words(user: str, runs: int, most: int) -> str:
+def describe_user_limit(user: str, runs: int, most: int) -> str:
     return (
         f"User {user} runs {count_text(runs, 'job')}, and may run {most} at a time (max_running). Wait for one "
         "of them, or raise the limit."
     )
 
 
-def sweep_limit_words(sweep: str, runs: int, most: int) -> str:
+def describe_sweep_limit(sweep: str, runs: int, most: int) -> str:
     return (
         f"Sweep {sweep} has {count_text(runs, 'job')} with workers, and its limit is {most} (sweep.limit). Waits until "
         "one of them ends."
@@ -243,17 +244,18 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
 
     Expected starts follow the present rates of running jobs; a job of unknown length promises nothing.
     """
-    words = _Words(plan)
+    texts = _ExplanationCache(plan)
     decisions: list[Wait] = []
     explained: Obstacle | None = None  # thousands in a row may have the same
     for position, (entry, obstacle) in enumerate(waiting, 1):
         job = entry.job
-        if obstacle.words is not None:
+        if obstacle.message is not None:
             if obstacle is not explained:
-                explained, limited_by = obstacle, words.holders(obstacle)
-            decisions.append(Wait(job.job_id, obstacle.words, position, limited_by, None, obstacle.is_limit))
+                explained = obstacle
+                limited_by = texts.list_holders(obstacle.share, obstacle.user, obstacle.sweep)
+            decisions.append(Wait(job.job_id, obstacle.message, position, limited_by, None, obstacle.is_limit))
             continue
-        forecasts, reason = words.room(entry, obstacle)
+        forecasts, reason = texts.room(entry, obstacle)
         if len(forecasts) == 1:
             at, holders = forecasts[0].place(job.min_workers)
         else:
@@ -273,16 +275,15 @@ def _place(forecasts: Sequence[_Forecast], workers: int) -> tuple[float | None, 
     return None, next(filter(None, holders), ())
 
 
-class _Words:
-    """The words and forecasts that are equal for jobs that ask for the same; looked up once in a decision."""
+class _ExplanationCache:
+    """Holds the messages and forecasts that are equal for jobs that ask for the same, during one decision."""
 
     def __init__(self, plan: Plan) -> None:
+        ends = cache(lambda: _Ends(plan))
         self._plan = plan
-        self._ends: _Ends | None = None
-        self._forecasts: dict[int, _Forecast] = {}
-        """The forecasts, by the Python id of the shape."""
+        self._forecast: Callable[[Shape], _Forecast] = cache(lambda shape: _Forecast(plan, shape, ends()))
+        self.list_holders = cache(partial(_list_holders, plan))
         self._rooms: dict[tuple[Claim, str | None], tuple[list[_Forecast], str]] = {}
-        self._holders: dict[tuple[Share | None, str, tuple[str, str] | None], tuple[str, ...]] = {}
 
     def room(self, entry: Entry, obstacle: Obstacle) -> tuple[list[_Forecast], str]:
         """The forecasts of the job's start in each cluster that could hold it, and why it does not start now."""
@@ -291,29 +292,16 @@ class _Words:
             shapes = [shape for shape in entry.claim.shapes if shape.ever >= entry.job.min_workers]
             forecasts = [self._forecast(shape) for shape in shapes]
             if obstacle.behind is None:
-                reason = room_words(self._plan, entry, [(forecast.shape, forecast.room) for forecast in forecasts])
+                reason = describe_missing_room(
+                    self._plan, entry, [(forecast.shape, forecast.room) for forecast in forecasts]
+                )
             else:
-                reason = _behind_words(entry, obstacle.behind, in_cluster(self._plan, obstacle.cluster))
+                reason = _describe_delay(entry, obstacle.behind, describe_cluster(self._plan, obstacle.cluster))
             known = self._rooms[entry.claim, obstacle.behind] = forecasts, reason
         return known
 
-    def holders(self, obstacle: Obstacle) -> tuple[str, ...]:
-        """The running jobs that count for the limit that is in the way."""
-        key = obstacle.share, obstacle.user, obstacle.sweep
-        known = self._holders.get(key)
-        if known is None:
-            known = self._holders[key] = _holders_of(self._plan, *key)
-        return known
 
-    def _forecast(self, shape: Shape) -> _Forecast:
-        forecast = self._forecasts.get(id(shape))
-        if forecast is None:
-            self._ends = self._ends or _Ends(self._plan)
-            forecast = self._forecasts[id(shape)] = _Forecast(self._plan, shape, self._ends)
-        return forecast
-
-
-def _holders_of(plan: Plan, share: Share | None, user: str, sweep: tuple[str, str] | None) -> tuple[str, ...]:
+def _list_holders(plan: Plan, share: Share | None, user: str, sweep: tuple[str, str] | None) -> tuple[str, ...]:
     """Running jobs that count for the limit: of a project and those below it, of a sweep, or of a user."""
     granted = (entry for entry in (*plan.running, *plan.queued) if entry.target)
     if share is not None:
@@ -328,10 +316,10 @@ def _holders_of(plan: Plan, share: Share | None, user: str, sweep: tuple[str, st
     return tuple(entry.job.job_id for entry in islice(counted, MAX_HOLDERS))
 
 
-def _behind_words(entry: Entry, behind: str, where: str) -> str:
+def _describe_delay(entry: Entry, behind: str, where: str) -> str:
     return (
-        f"Needs {count_text(entry.job.min_workers, 'worker')} of {entry.shape.words} each; to start now{where} would "
-        f"delay {behind}, which is before it and whose start is reserved."
+        f"Needs {count_text(entry.job.min_workers, 'worker')} of {entry.shape.need_text} each; to start now{where} "
+        f"would delay {behind}, which is before it and whose start is reserved."
     )
 
 
@@ -423,26 +411,26 @@ class _Ends:
                 yield at, entry.floor if factor == 1.0 else int(entry.floor * factor), job_id
 
 
-def in_cluster(plan: Plan, cluster: str) -> str:
-    """The words " in the cluster west", with a space before them; nothing if there is only one cluster."""
+def describe_cluster(plan: Plan, cluster: str) -> str:
+    """Return " in the cluster west", with a space before it; empty if there is only one cluster."""
     return f" in the cluster {cluster}" if plan.has_clusters and cluster else ""
 
 
-def closed_words(plan: Plan, job: MarketJob) -> str | None:
+def describe_closed_clusters(plan: Plan, job: MarketJob) -> str | None:
     """Why more nodes would not help: no cluster in which the job may start takes jobs. None if one does."""
     if job.cluster:
-        return _pinned_words(plan, job)
+        return _describe_named_cluster(plan, job)
     taking = {name for name in plan.known_clusters if _state(plan, name) is ClusterState.OPEN}
     if taking and not taking <= job.excluded_clusters:
         return None
     if taking:
-        where = f"the cluster {min(taking)}" if len(taking) == 1 else f"the clusters {names_of(sorted(taking))}"
+        where = f"the cluster {min(taking)}" if len(taking) == 1 else f"the clusters {join_names(sorted(taking))}"
         return f"Its checkpoints (checkpoint.url) are not known to be reachable in {where}. It waits until they are."
-    message = _closed(plan, job)
+    message = _describe_left_out(plan, job)
     return f"No cluster takes jobs now.{message}" if message else None
 
 
-def _pinned_words(plan: Plan, job: MarketJob) -> str | None:
+def _describe_named_cluster(plan: Plan, job: MarketJob) -> str | None:
     name, state = job.cluster, _state(plan, job.cluster)
     if state is None:
         return (
@@ -472,53 +460,57 @@ def _state(plan: Plan, name: str) -> ClusterState | None:
     return plan.clusters.get(name) or (ClusterState.OPEN if name in plan.room.clusters else None)
 
 
-def never_words(plan: Plan, entry: Entry) -> str:
+def describe_missing_nodes(plan: Plan, entry: Entry) -> str:
     """Why the job's minimum fits into the empty nodes of no cluster."""
     job, shapes = entry.job, entry.claim.shapes
     needs = f"Needs {count_text(job.min_workers, 'worker')} of {job.need.describe()} each; the nodes that it may use"
-    where = in_cluster(plan, entry.shape.cluster)
+    where = describe_cluster(plan, entry.shape.cluster)
     if where and job.cluster:
         return (
             f"{needs}{where} have room for {entry.shape.ever}. Add nodes there, lower elasticity.min_workers, or set "
             "worker.cluster: any."
         )
-    room = _rooms([(shape, shape.ever) for shape in shapes]) if len(shapes) > 1 else f"{entry.shape.ever}{where}"
-    spans = spans_words(job, [shape.ever for shape in shapes])
-    return f"{needs} have room for {room}{spans}. Add nodes, or lower elasticity.min_workers.{_closed(plan, job)}"
+    room = (
+        _describe_rooms([(shape, shape.ever) for shape in shapes]) if len(shapes) > 1 else f"{entry.shape.ever}{where}"
+    )
+    spans = describe_span(job, [shape.ever for shape in shapes])
+    left_out = _describe_left_out(plan, job)
+    return f"{needs} have room for {room}{spans}. Add nodes, or lower elasticity.min_workers.{left_out}"
 
 
-def room_words(plan: Plan, entry: Entry, rooms: Sequence[tuple[Shape, int]]) -> str:
+def describe_missing_room(plan: Plan, entry: Entry, rooms: Sequence[tuple[Shape, int]]) -> str:
     """Why the job's minimum fits into no cluster now, by the room in each that could hold it."""
     job, [(first, room), *others] = entry.job, rooms
-    needs = f"Needs {count_text(job.min_workers, 'worker')} of {entry.shape.words} each"
+    needs = f"Needs {count_text(job.min_workers, 'worker')} of {entry.shape.need_text} each"
     helps = f"Raise the priority above {job.priority} to preempt jobs, or add nodes."
     if others:
-        spans = spans_words(job, [room for _, room in rooms])
-        freed = f"{_rooms(rooms)} can be freed by shrinking other jobs to their minimum"
-        return f"{needs}; {freed}{spans}. {helps}{_closed(plan, job)}"
-    where = in_cluster(plan, first.cluster)
+        spans = describe_span(job, [room for _, room in rooms])
+        freed = f"{_describe_rooms(rooms)} can be freed by shrinking other jobs to their minimum"
+        return f"{needs}; {freed}{spans}. {helps}{_describe_left_out(plan, job)}"
+    where = describe_cluster(plan, first.cluster)
     if where and job.cluster:
         helps = f"{helps} With worker.cluster: any it may start elsewhere."
-    return f"{needs}; {room} can be freed{where} by shrinking other jobs to their minimum. {helps}{_closed(plan, job)}"
+    freed = f"{room} can be freed{where} by shrinking other jobs to their minimum"
+    return f"{needs}; {freed}. {helps}{_describe_left_out(plan, job)}"
 
 
-def _rooms(rooms: Sequence[tuple[Shape, int]]) -> str:
+def _describe_rooms(rooms: Sequence[tuple[Shape, int]]) -> str:
     """ "3 in the cluster east, 2 in the cluster west": the most first."""
     if not any(room for _, room in rooms):
-        return f"0 in each of the clusters {names_of([shape.cluster for shape, _ in rooms])}"
+        return f"0 in each of the clusters {join_names([shape.cluster for shape, _ in rooms])}"
     ordered = sorted(rooms, key=lambda pair: (-pair[1], pair[0].cluster))
     named = [f"{room} in the cluster {shape.cluster}" for shape, room in ordered[:_MOST_NAMED]]
     more = len(ordered) - _MOST_NAMED
     return ", ".join([*named, f"less in {count_text(more, 'other')}"] if more > 0 else named)
 
 
-def spans_words(job: MarketJob, rooms: Sequence[int]) -> str:
+def describe_span(job: MarketJob, rooms: Sequence[int]) -> str:
     """Words for the case that the clusters together would have room enough; otherwise empty."""
     is_enough = len(rooms) > 1 and sum(rooms) >= job.min_workers
     return ", and a job does not span clusters" if is_enough else ""
 
 
-def _closed(plan: Plan, job: MarketJob) -> str:
+def _describe_left_out(plan: Plan, job: MarketJob) -> str:
     """The clusters that are left out, as further sentences."""
     if job.cluster:
         return ""
@@ -566,7 +558,7 @@ class HeldBack:
 def held_back(state: MarketState, now: float) -> list[HeldBack]:
     """One answer for each running job with a grant below its `max_workers`; those that pause or end are left out.
 
-    Without these words a growth that is left out would be refused silently. The simulator does not ask: it has no
+    Without this a growth that is left out would be refused silently. The simulator does not ask: it has no
     readers. Takes about half as long as a decision.
 
     `state`: the market once the decisions are in effect (`decide.after`), so the answers are about the grants that
@@ -581,64 +573,62 @@ def held_back(state: MarketState, now: float) -> list[HeldBack]:
     spare = [entry for entry in plan.running if entry.job.granted > entry.job.min_workers] if short else []
     answers = []
     for entry in short:
-        limit, reason = _why(entry, spare, in_cluster(plan, entry.shape.cluster))
+        limit, reason = _explain(entry, spare, describe_cluster(plan, entry.shape.cluster))
         answers.append(HeldBack(entry.job.job_id, entry.job.granted, entry.job.max_workers, limit, reason))
     return answers
 
 
-def _why(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
+def _explain(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
     job, have = entry.job, entry.job.granted
     if have >= job.min_workers and not hull(job.curve, have, job.max_workers):
-        message = f"By what was predicted and measured, it trains no faster with more than {workers_of(have)}."
+        message = f"By what was predicted and measured, it trains no faster with more than {count_workers(have)}."
         return GrowthLimit.NO_FASTER, message
     allowed = entry.share.room()
     if allowed <= 0:
-        return GrowthLimit.QUOTA, _quota_words(entry)
+        return GrowthLimit.QUOTA, _describe_quota(entry)
     reach = have + int(min(entry.shape.free(job.max_workers - have), allowed, job.max_workers - have))
     segments = hull(job.curve, have, reach) if reach > have else ()
     if not segments:
-        return _full(entry, spare, where)
+        return _explain_full(entry, spare, where)
     size = segments[-1][0]
     if have >= job.min_workers and not pays(job, size):
-        return GrowthLimit.PAUSE_COSTS_MORE, _pause_words(job, size)
-    message = f"There is room for {workers_of(size - have)} more ({percent(job, size)}): it may grow soon."
+        return GrowthLimit.PAUSE_COSTS_MORE, _describe_pause(job, size)
+    message = f"There is room for {count_workers(size - have)} more ({describe_change(job, size)}): it may grow soon."
     return GrowthLimit.SOON, message
 
 
-def _quota_words(entry: Entry) -> str:
+def _describe_quota(entry: Entry) -> str:
     share = entry.share.tightest()
     limit = share.project.limit or 0
     return (
-        f"Project {share.project.name} has {share.used} of the {count_text(limit, 'worker')} that "
-        "it may have (its limit)."
+        f"Project {share.project.name} has {share.used} of its limit of {count_text(limit, 'worker')}. Raise the limit."
     )
 
 
-def _full(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
+def _explain_full(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
     others = [room for room in spare if room is not entry and room.shape.overlaps(entry.shape)]
     if not others:
         message = (
-            f"The nodes that it may use{where} have no room for another worker of {entry.shape.words}: all is at the "
-            "minima of jobs, or reserved by others. More nodes help."
+            f"The nodes that it may use{where} have no room for another worker ({entry.shape.need_text}): other jobs "
+            "need all of it for their minimum, or have reserved it. Add nodes."
         )
         return GrowthLimit.NO_ROOM, message
     above = sum(other.job.granted - other.job.min_workers for other in others)
     hold, adds = "holds" if len(others) == 1 else "hold", "adds" if above == 1 else "add"
-    names = names_of(tuple(other.job.job_id for other in others))
+    names = join_names(tuple(other.job.job_id for other in others))
     message = (
-        f"No worker of {entry.shape.words} is free{where}. {names} {hold} {above} above the minimum, which {adds} more "
-        f"there than here. A priority above {entry.job.priority} weighs more, and more nodes help."
+        f"No worker ({entry.shape.need_text}) is free{where}. {names} {hold} {above} above the minimum, which {adds} "
+        f"more there than here. Raise the priority above {entry.job.priority}, or add nodes."
     )
     return GrowthLimit.OTHERS_GAIN_MORE, message
 
 
-def _pause_words(job: MarketJob, size: int) -> str:
+def _describe_pause(job: MarketJob, size: int) -> str:
     horizon_s = min(HORIZON_S, seconds_left(job, size))
     saved_s = horizon_s * (job.curve.rate(size) / job.curve.rate(job.granted) - 1)
-    saves = f"With {count_text(size, 'worker')} it would save {duration_text(saved_s)}"
-    pause = duration_text(job.switch_s)
-    costs = f"and the change pauses it for {pause}. To grow all the same, raise elasticity.min_workers."
+    saves = f"Growing to {count_text(size, 'worker')} saves {duration_text(saved_s)}"
+    costs = f"and costs a pause of {duration_text(job.switch_s)}. Raise elasticity.min_workers to force it."
     if horizon_s < HORIZON_S:
         left = duration_text(seconds_left(job, job.granted))
-        return f"It ends in about {left}. {saves} of that, {costs}"
-    return f"{saves} in the next {duration_text(horizon_s)}, {costs}"
+        return f"It ends in about {left}. {saves} of that {costs}"
+    return f"{saves} in the next {duration_text(horizon_s)} {costs}"

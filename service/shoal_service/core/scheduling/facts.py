@@ -14,7 +14,7 @@ import math
 from functools import lru_cache
 from typing import TypeAlias
 
-from shoal_service.core.quantities import count_text
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.core.scheduling.market import MarketJob, Segment, hull
 from shoal_workers.contract import CapacityKind, Placement
 
@@ -225,17 +225,6 @@ def verdict(job: MarketJob, now: float) -> str | None:
     best = max(known_sizes(job), key=lambda size: (job.curve.rate(size), -size))
     needs = job.start_s + seconds_left(job, best)
     return (
-        f"finish_by is in {duration(job.finish_by - now)}, but with {count_text(best, 'worker')} it "
-        f"takes {duration(needs)}. "
-        f"Set a later finish_by, or a larger elasticity.max_workers ({job.max_workers} now)."
+        f"finish_by is in {duration_text(job.finish_by - now)}, but with {count_text(best, 'worker')} it takes "
+        f"{duration_text(needs)}. Set a later finish_by, or a larger elasticity.max_workers ({job.max_workers} now)."
     )
-
-
-def duration(seconds: float) -> str:
-    """The duration as people read it: "50 s", "12 min", "3 h 20 min"."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -53,12 +53,12 @@ PINNED = 1e9
 def divide_rest(plan: Plan) -> None:
     """Give out what is free, first within what each project is entitled to, then to anybody who gains."""
     entries = [entry for entry in plan.running + plan.queued if entry.target >= entry.job.min_workers > 0]
-    has_room = {id(shape): shape.free(1) > 0 for shape in plan.room.shapes}
-    takers = {id(entry): entry for entry in entries if has_room[id(entry.shape)] or entry.target < _kept(entry.job)}
+    has_room = {shape: shape.free(1) > 0 for shape in plan.room.shapes}
+    takers = {entry for entry in entries if has_room[entry.shape] or entry.target < _kept(entry.job)}
     if not takers:
         return
     weights = _weights(entries, takers)
-    offers = [_Offer(entry, weights[at], plan.now) for at, entry in takers.items()]
+    offers = [_Offer(entry, weights[entry], plan.now) for entry in entries if entry in takers]
     if len(plan.shares.all) > 1:
         _entitle(plan, entries)
         deferred = _hand_out(plan, offers, lambda share: min(share.room(), share.entitled - share.own_used))
@@ -67,15 +67,15 @@ def divide_rest(plan: Plan) -> None:
         _hand_out(plan, offers, Share.room)
 
 
-def _weights(entries: list[Entry], takers: Container[int]) -> dict[int, float]:
-    """Weight of one sample per second for each taker, by the Python id of its entry: heSRPT's weight by rank, longest
-    job first, times the priority's."""
+def _weights(entries: list[Entry], takers: Container[Entry]) -> dict[Entry, float]:
+    """Weight of one sample per second for each taker: heSRPT's weight by rank, longest job first, times the
+    priority's."""
     ranked = sorted([(-entry.facts.work_s, entry.job.priority, entry.job.job_id, entry) for entry in entries])
     by_rank = rank_weights(1 << len(ranked).bit_length())
     return {
-        id(entry): weight * entry.facts.division(entry.job)[1]
+        entry: weight * entry.facts.division(entry.job)[1]
         for (*_, entry), weight in zip(ranked, by_rank, strict=False)
-        if id(entry) in takers
+        if entry in takers
     }
 
 

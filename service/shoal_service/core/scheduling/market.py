@@ -18,8 +18,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from shoal_workers.contract.placing import CapacityKind as CapacityKind
-from shoal_workers.contract.placing import Placement as Placement
+from shoal_workers.contract import CapacityKind as CapacityKind
+from shoal_workers.contract import Placement as Placement
 
 DEFAULT_PROJECT = "default"
 DEFAULT_USER = "default"

@@ -248,8 +248,8 @@ class Plan:
 class Obstacle:
     """Why a queued job does not start."""
 
-    words: str | None
-    """Why the job waits, in words; None if it waits for room."""
+    message: str | None
+    """Why the job waits, for people; None if it waits for room."""
     share: Share | None = None
     """The project whose quota is in the way; None if no project's is."""
     user: str = ""

@@ -10,8 +10,8 @@ Called by `decide`. It knows no job, no share and no priority.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import heappop, heappush
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.facts import Facts, ShapeKey
@@ -72,20 +72,19 @@ class Shape:
     def __init__(self, need: WorkerNeed, open_nodes: list[FreeNode], cordoned: list[FreeNode], cluster: str) -> None:
         self.need = need
         self.cluster = cluster
-        self.words = need.describe()
+        self.need_text = need.describe()
         self.ever = sum(free.fits(need) for free in open_nodes)
         """Number of workers that fit into the empty nodes."""
         self.nodes = open_nodes
         self._cordoned = cordoned
-        self._index = {id(free): at for at, free in enumerate(open_nodes)}
+        self._index = {free: at for at, free in enumerate(open_nodes)}
         self._by_id: dict[str, tuple[int, FreeNode]] = {}
         """Node, and its place in the order in which workers stay, by node id: cordoned nodes first."""
         self._overlaps: dict[int, bool] = {}
         self._per_worker: dict[int, tuple[float, float]] = {}
         self._roomy = list(range(len(open_nodes)))
-        """Heap of the indexes in `nodes` of the nodes that may have room. A node that is found full leaves it, and
-        returns when a worker leaves the node."""
-        self._is_roomy = bytearray(b"\1") * len(open_nodes)
+        """Indexes in `nodes` of the nodes that may have room, rising. A node that is found full leaves it, and returns
+        when a worker leaves the node."""
         self._at_most = UNLIMITED * (len(open_nodes) + 1)
         """Upper bound of the workers that fit now."""
 
@@ -124,13 +123,13 @@ class Shape:
                 most -= here
                 self._at_most -= here
             if most > 0:
-                self._is_roomy[heappop(roomy)] = 0
+                del roomy[0]
         return sites
 
     def take_beside(self, most: int, limit: Callable[[FreeNode], int]) -> Sites:
         """Place up to `most` workers on open nodes, and no more on a node than its limit."""
         sites: Sites = []
-        for at in sorted(self._roomy):
+        for at in self._roomy:
             if most <= 0:
                 break
             free = self.nodes[at]
@@ -143,7 +142,7 @@ class Shape:
 
     def may_use(self, free: FreeNode) -> bool:
         """Return whether this is an open node of the shape."""
-        return id(free) in self._index
+        return free in self._index
 
     def stay(self, most: int, on_nodes: Mapping[str, int]) -> Sites:
         """Place up to `most` workers that run already: on their nodes where those are known, cordoned or not, otherwise
@@ -184,11 +183,7 @@ class Shape:
                 return most
             if here:
                 roomy.append(at)
-        if len(roomy) < len(self._roomy):
-            self._roomy = sorted(roomy)  # a sorted list is a heap
-            self._is_roomy = bytearray(len(nodes))
-            for at in roomy:
-                self._is_roomy[at] = 1
+        self._roomy = roomy
         self._at_most = num_free
         return num_free
 
@@ -210,16 +205,16 @@ class Shape:
             return False
         return self.free(workers) < workers
 
-    def given_back(self, other: Shape, sites: Sites) -> None:
+    def note_freed(self, other: Shape, sites: Sites) -> None:
         """Note that workers of another shape have left these nodes."""
         _, most = self.per_worker(other)
         for free, workers in sites:
-            at = self._index.get(id(free))
+            at = self._index.get(free)
             if at is not None:
                 self._at_most += workers if most == 1.0 else math.ceil(workers * most - EPSILON)
-                if not self._is_roomy[at]:
-                    self._is_roomy[at] = 1
-                    heappush(self._roomy, at)
+                place = bisect_left(self._roomy, at)
+                if self._roomy[place : place + 1] != [at]:
+                    self._roomy.insert(place, at)
 
     def per_worker(self, other: Shape) -> tuple[float, float]:
         """How many of this shape's workers fit in the place of one of the other's: on an empty node, and at most, with
@@ -307,7 +302,7 @@ class Room:
             free.reserve(other.need, -workers)
         if sites:
             for shape in self._shapes.values():
-                shape.given_back(other, sites)
+                shape.note_freed(other, sites)
 
     def _new_shape(self, job: MarketJob, cluster: str | None) -> Shape:
         need, spread = job.need, job.placement is Placement.SPREAD

@@ -6,7 +6,8 @@
     max(loss), min(val_loss) ...      the largest and the smallest value over all steps of a column of `SERIES`
     first(step where loss is nan)     the first step after a finite one whose value is not finite; also a step at which
                                       the job stopped because its loss or gradient norm was not finite
-    optimizer.lr, model.dim ...       any setting of the spec, by its path; the last key alone if only one path ends so
+    optimizer.lr, model.dim ...       any setting of the spec, by its path; the last key alone for the shortest path
+                                      that ends so, if there is only one such
 
 `field_named` finds a name, and refuses others with the names that are near. `value_of` reads a field from the documents
 of a job; the store reads the same in SQL. Called by `language`, the store, and the lists of the API.
@@ -25,6 +26,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from shoal_workers.contract import JobSpec
+from shoal_workers.contract.base import FieldError
 
 
 class Source(StrEnum):
@@ -79,16 +81,12 @@ class JobDocuments:
     archived: bool = field(default=False)
 
 
-class UnknownName(ValueError):
+@dataclass(eq=False)
+class UnknownName(FieldError, ValueError, text="{message}"):
     """No field has the name, or several do."""
 
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(name, message)
-        self.name = name
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
+    name: str
+    message: str
 
 
 _COLUMNS: tuple[tuple[str, str, Kind, str], ...] = (
@@ -166,9 +164,11 @@ def field_named(parts: tuple[str, ...]) -> Field:
     if any(parts[:depth] in free_settings() for depth in range(1, len(parts))):
         return Field(name, Source.SETTING, parts, Kind.ANY)
     ends = [path for path in settings if len(parts) == 1 and path[-1] == name]
-    if len(ends) == 1:
-        return Field(name, Source.SETTING, ends[0], settings[ends[0]])
     if ends:
+        least = min(map(len, ends))
+        shortest, *others = (path for path in ends if len(path) == least)
+        if not others:
+            return Field(name, Source.SETTING, shortest, settings[shortest])
         paths = " or ".join(".".join(path) for path in ends)
         raise UnknownName(name, f"{name} is the name of several settings: write {paths}")
     raise UnknownName(name, f"there is no {name!r}{_near(name)}")

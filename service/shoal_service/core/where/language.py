@@ -14,6 +14,15 @@ A job without a value matches no comparison but `!=` and `== null`: `!=` is the 
 follows. Text and numbers never equal each other, except that a label that reads as a number compares with numbers.
 Durations (s, m, h, d, w) are numbers of seconds; a date without a zone is UTC. No text is evaluated: `parse` knows
 these forms and no other. Errors name the place with a caret, and what may stand there.
+
+A list also takes words to search for, and conditions on labels (`LabelSelector`) in four forms:
+
+| text | jobs |
+|---|---|
+| `NAME` | that have the label |
+| `!NAME` | that do not have it |
+| `NAME=VALUE` | whose label has this value |
+| `NAME!=VALUE` | whose label has another value, and those without the label |
 """
 
 from __future__ import annotations
@@ -26,7 +35,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from shoal_service.core.where.fields import Field, Kind, Source, UnknownName, field_named, series_field
-from shoal_workers.contract import JobState
+from shoal_workers.contract import JobState, is_job_name
 
 MAX_LENGTH = 2000
 """Letters of a condition, at most."""
@@ -191,13 +200,8 @@ def fields_of(condition: Condition | None) -> Iterator[Field]:
                 yield from fields_of(part)
 
 
-def label_number(text: str) -> float | None:
-    """The number that a label reads as; None if it is none. The store asks the same by the same pattern."""
-    return float(text) if re.search(LABEL_NUMBER, text) else None
-
-
 LABEL_NUMBER = r"^-?[0-9]{1,18}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$"
-"""A number of a length that both databases convert without an error."""
+"""A label that reads as a number, of a length that both databases convert without an error."""
 
 
 def _separated(text: str) -> Iterator[tuple[int, str]]:
@@ -210,21 +214,17 @@ def _separated(text: str) -> Iterator[tuple[int, str]]:
 def _field_at(text: str, at: int, name: str) -> Field:
     if _NAME.fullmatch(name) is None and _OVER_STEPS.fullmatch(name) is None:
         raise InvalidCondition(text, at, len(name), f"{name[:80]!r} is not a name, such as loss or optimizer.lr")
+    over_steps = _OVER_STEPS.fullmatch(name)
     try:
-        return _field_of(name)
+        if over_steps is None:
+            return field_named(tuple(part.strip('"') for part in re.findall(r'"[^"]+"|[^.]+', name)))
+        function = over_steps["function"] or "first"
+        return series_field(name, function.lower(), over_steps["column"] or over_steps["nan"])
     except UnknownName as error:
         raise InvalidCondition(text, at, len(name), error.message) from None
 
 
-def _field_of(name: str) -> Field:
-    match = _OVER_STEPS.fullmatch(name)
-    if match is None:
-        return field_named(_parts(name))
-    function = match["function"] or "first"
-    return series_field(name, function.lower(), match["column"] or match["nan"])
-
-
-class _Token(StrEnum):
+class _TokenKind(StrEnum):
     """The kinds of tokens. The order is that in which they are tried."""
 
     DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
@@ -241,9 +241,9 @@ class _Token(StrEnum):
     END = r"$"
 
 
-_NAME = re.compile(_Token.NAME.value)
-_OVER_STEPS = re.compile(_Token.OVER_STEPS.value)
-_TOKENS = [(kind, re.compile(kind.value)) for kind in _Token]
+_NAME = re.compile(_TokenKind.NAME.value)
+_OVER_STEPS = re.compile(_TokenKind.OVER_STEPS.value)
+_TOKENS = [(kind, re.compile(kind.value)) for kind in _TokenKind]
 _SPACE = re.compile(r"\s*")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _RELATIONS = {"=": Relation.EQUAL, "contains": Relation.CONTAINS, **{relation.value: relation for relation in Relation}}
@@ -254,16 +254,17 @@ _RESERVED = frozenset({"and", "or", "not", "in", "contains", "now", *_WORDS})
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    kind: _Token
+class _Token:
+    kind: _TokenKind
     text: str
     at: int
 
     def is_end(self) -> bool:
-        return self.kind is _Token.END
+        return self.kind is _TokenKind.END
 
-    def is_(self, *message: str) -> bool:
-        return self.kind in (_Token.MARK, _Token.NAME) and self.text.lower() in message
+    def has_text(self, *texts: str) -> bool:
+        """True if it is one of these marks or words."""
+        return self.kind in (_TokenKind.MARK, _TokenKind.NAME) and self.text.lower() in texts
 
 
 class _Reader:
@@ -272,13 +273,12 @@ class _Reader:
     def __init__(self, text: str, now: float) -> None:
         self._text = text
         self._now = now
-        self._num = 0
+        self._num_comparisons = 0
         self.token = self._read(0)
 
     def any_of(self, depth: int) -> Condition:
         parts = [self._all_of(depth)]
-        while self.token.is_("or", "||"):
-            self._next()
+        while self._accept("or", "||"):
             parts.append(self._all_of(depth))
         return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
 
@@ -289,60 +289,47 @@ class _Reader:
 
     def _all_of(self, depth: int) -> Condition:
         parts = [self._negated(depth)]
-        while self.token.is_("and", "&&"):
-            self._next()
+        while self._accept("and", "&&"):
             parts.append(self._negated(depth))
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
     def _negated(self, depth: int) -> Condition:
         if depth > _MAX_DEPTH:
             raise self.wrong(f"more than {_MAX_DEPTH} parts inside each other")
-        if self.token.is_("not", "!"):
-            self._next()
+        if self._accept("not", "!"):
             return Not(self._negated(depth + 1))
-        if not self.token.is_("("):
+        opened = self._accept("(")
+        if opened is None:
             return self._comparison()
-        opened = self._next()
         inner = self.any_of(depth + 1)
-        if not self.token.is_(")"):
+        if not self._accept(")"):
             raise InvalidCondition(self._text, opened.at, 1, "this ( has no ) that closes it")
-        self._next()
         return inner
 
     def _comparison(self) -> Condition:
-        self._num += 1
-        if self._num > _MAX_COMPARISONS:
+        self._num_comparisons += 1
+        if self._num_comparisons > _MAX_COMPARISONS:
             raise self.wrong(f"more than {_MAX_COMPARISONS} comparisons")
-        if self.token.kind not in (_Token.NAME, _Token.OVER_STEPS) or self.token.text.lower() in _RESERVED:
+        if self.token.kind not in (_TokenKind.NAME, _TokenKind.OVER_STEPS) or self.token.text.lower() in _RESERVED:
             raise self.wrong("expected a name, such as loss, state, label.team or optimizer.lr")
         name = self._next()
-        field = self._field(name)
-        is_negated = self.token.is_("not")
-        if is_negated:
-            self._next()
-            if not self.token.is_("in"):
-                raise self.wrong(f"expected `in` after `{name.text} not`")
-        if self.token.is_("in"):
-            self._next()
+        field = _field_at(self._text, name.at, name.text)
+        is_negated = self._accept("not") is not None
+        if self._accept("in"):
             parts = tuple(Compared(field, Relation.EQUAL, literal) for literal in self._list(field))
             return Not(AnyOf(parts)) if is_negated else AnyOf(parts)
-        if self.token.is_("!=", *_RELATIONS):
-            mark = self._next()
+        if is_negated:
+            raise self.wrong(f"expected `in` after `{name.text} not`")
+        if mark := self._accept("!=", *_RELATIONS):
             relation = _RELATIONS.get(mark.text.lower(), Relation.EQUAL)
             self._require_fits(field, relation, mark)
             compared = Compared(field, relation, self._literal(field, relation))
             return Not(compared) if mark.text == "!=" else compared
-        if self.token.is_end() or self.token.is_("and", "or", ")", "&&", "||"):
+        if self.token.is_end() or self.token.has_text("and", "or", ")", "&&", "||"):
             return IsSet(field)
         raise self.wrong(f"expected ==, !=, <, <=, >, >=, ~ or in after {name.text}")
 
-    def _field(self, name: _Found) -> Field:
-        try:
-            return _field_of(name.text)
-        except UnknownName as error:
-            raise InvalidCondition(self._text, name.at, len(name.text), error.message) from None
-
-    def _require_fits(self, field: Field, relation: Relation, mark: _Found) -> None:
+    def _require_fits(self, field: Field, relation: Relation, mark: _Token) -> None:
         allowed = {
             Kind.STATE: {Relation.EQUAL, Relation.CONTAINS},
             Kind.SWITCH: {Relation.EQUAL},
@@ -359,15 +346,13 @@ class _Reader:
             raise self.wrong('expected a list, such as ("FAILED", "CANCELLED")')
         self._next()
         literals = [self._literal(field, Relation.EQUAL)]
-        while self.token.is_(","):
-            self._next()
-            self._num += 1
+        while self._accept(","):
+            self._num_comparisons += 1
             literals.append(self._literal(field, Relation.EQUAL))
-        if not self.token.is_(closing):
-            raise self.wrong(f"expected , or {closing}")
-        if self._num > _MAX_COMPARISONS:
+        if self._num_comparisons > _MAX_COMPARISONS:
             raise self.wrong(f"more than {_MAX_COMPARISONS} comparisons")
-        self._next()
+        if not self._accept(closing):
+            raise self.wrong(f"expected , or {closing}")
         return literals
 
     def _literal(self, field: Field, relation: Relation) -> Literal:
@@ -395,34 +380,31 @@ class _Reader:
 
     def _value(self, field: Field) -> Literal:
         token = self.token
-        if token.is_("now"):
-            self._next()
-            if not self.token.is_("-", "+"):
-                return self._now
-            sign = 1.0 if self._next().text == "+" else -1.0
-            return self._now + sign * self._number("a duration, such as 7d")
-        if token.is_("-", "+"):
-            self._next()
-            return (-1.0 if token.text == "-" else 1.0) * self._number("a number")
+        is_now, sign = self._accept("now"), self._accept("-", "+")
+        if sign:
+            number = self._number("a duration, such as 7d" if is_now else "a number")
+            return (self._now if is_now else 0.0) + (-number if sign.text == "-" else number)
+        if is_now:
+            return self._now
         match token.kind:
-            case _Token.NUMBER:
+            case _TokenKind.NUMBER:
                 return self._number("a number")
-            case _Token.DATE:
+            case _TokenKind.DATE:
                 self._next()
                 return self._moment(token.text, token) if field.kind is Kind.TIME else token.text
-            case _Token.TEXT:
+            case _TokenKind.TEXT:
                 self._next()
                 return re.sub(r"\\(.)", r"\1", token.text[1:-1])
-        if token.kind is _Token.NAME and token.text.lower() in _WORDS:
+        if token.kind is _TokenKind.NAME and token.text.lower() in _WORDS:
             self._next()
             return _WORDS[token.text.lower()]
-        if token.kind is _Token.NAME and token.text.lower() not in _RESERVED:
+        if token.kind is _TokenKind.NAME and token.text.lower() not in _RESERVED:
             raise self.wrong(f'text needs quotes: "{token.text}"')
         raise self.wrong('expected a value, such as 1e-3, "text", true, now - 7d or 2026-11-20')
 
     def _number(self, expected: str) -> float:
         token = self.token
-        if token.kind is not _Token.NUMBER:
+        if token.kind is not _TokenKind.NUMBER:
             raise self.wrong(f"expected {expected}")
         digits = re.match(r"[0-9.]+(?:[eE][+-]?[0-9]+)?", token.text)
         assert digits is not None, "the pattern of the token"
@@ -436,7 +418,7 @@ class _Reader:
         self._next()
         return value * _UNITS.get(unit, 1.0)
 
-    def _moment(self, text: str, token: _Found) -> float:
+    def _moment(self, text: str, token: _Token) -> float:
         try:
             moment = datetime.fromisoformat(text)
             return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
@@ -444,28 +426,28 @@ class _Reader:
             message = f"{text[:40]!r} is not a time: write 2026-11-20, 2026-11-20T08:00Z, or now - 7d"
             raise InvalidCondition(self._text, token.at, len(token.text), message) from None
 
-    def _next(self) -> _Found:
-        """Returns the present token and reads the one after it."""
+    def _accept(self, *texts: str) -> _Token | None:
+        """Return the present token and read the one after it, if it is one of these marks or words; else None."""
+        return self._next() if self.token.has_text(*texts) else None
+
+    def _next(self) -> _Token:
+        """Return the present token and read the one after it."""
         token = self.token
         self.token = self._read(token.at + len(token.text))
         return token
 
-    def _read(self, start: int) -> _Found:
+    def _read(self, start: int) -> _Token:
         space = _SPACE.match(self._text, start)
         at = space.end() if space is not None else start
         if at >= len(self._text):
-            return _Found(_Token.END, "", len(self._text))
+            return _Token(_TokenKind.END, "", len(self._text))
         for kind, pattern in _TOKENS:
             match = pattern.match(self._text, at)
             if match is not None and match.end() > at:
-                return _Found(kind, match.group(), at)
+                return _Token(kind, match.group(), at)
         letter = self._text[at]
         message = "this text has no quote that closes it" if letter in "\"'" else f"{letter!r} has no meaning here"
         raise InvalidCondition(self._text, at, 1, message)
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    return tuple(part.strip('"') for part in re.findall(r'"[^"]+"|[^.]+', name))
 
 
 _EXPECTED: dict[Kind, frozenset[type]] = {
@@ -486,3 +468,46 @@ _KIND_WORDS: dict[Kind, str] = {
     Kind.LABEL: "a text or a number",
     Kind.ANY: "a text, a number, true or false",
 }
+
+
+MAX_SELECTORS = 8
+"""Selectors in one question, at most."""
+MAX_WORDS = 8
+_MAX_VALUE = 255
+
+
+class InvalidSelector(ValueError):
+    """The text is none of the four forms."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"label {self.text[:80]!r}: use NAME, !NAME, NAME=VALUE or NAME!=VALUE."
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSelector:
+    """Selects the jobs that have a label with this value."""
+
+    name: str
+    value: str | None = None
+    """None means any."""
+    negated: bool = False
+    """True to select the other jobs."""
+
+    @classmethod
+    def parse(cls, text: str) -> LabelSelector:
+        """Raises InvalidSelector."""
+        name, equals, value = text.partition("=")
+        negated = name.endswith("!") if equals else name.startswith("!")
+        name = (name[:-1] if equals else name[1:]) if negated else name
+        if not is_job_name(name.strip()) or len(value) > _MAX_VALUE:
+            raise InvalidSelector(text)
+        return cls(name.strip(), value if equals else None, negated)
+
+
+def search_words(text: str) -> tuple[str, ...]:
+    """A job is found if it has every one of them, in its name, id, project, user or labels; the first MAX_WORDS."""
+    return tuple(text.split()[:MAX_WORDS])

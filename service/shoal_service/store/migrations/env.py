@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from shoal_service.store.tables import metadata
+from shoal_service.store.database import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata, transactional_ddl=True)
 with context.begin_transaction():

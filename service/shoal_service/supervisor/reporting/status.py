@@ -7,11 +7,12 @@ left in the state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shoal_service.core import goodput
-from shoal_service.core.attempt import checkpoints, hangs, placement
+from shoal_service.core.attempt import checkpoints, hangs, placement, switching
 from shoal_service.core.attempt.deadlines import Wait, find_wait
 from shoal_service.core.attempt.forming import readiness
 from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
@@ -257,7 +258,7 @@ def _make_worker_view(state: Attempt, readings: Readings, worker: Worker) -> Wor
         worker_id=worker.worker_id,
         rank=state.group.rank_of(worker.index) if state.group_active else None,
         state=_find_worker_state(state, worker),
-        node_id=info.node_id if info else "",
+        node_id=worker.node_id,
         node_ip=info.node_ip if info else "",
         pid=info.pid if info else 0,
         generation=state.group.generation if worker.in_run else 0,
@@ -416,67 +417,50 @@ def find_shortage(state: Attempt, now: float) -> Shortage | None:
     if num_workers >= state.target.granted:
         return None
     outside = [worker for worker in state.pool.workers if worker.index not in state.group.ranks or not num_workers]
-    conditions = [
-        *_find_silent(outside),
-        *_find_leaving(state, outside),
-        *_find_starting(outside),
-        *_find_idle(state, outside, num_workers, now),
-    ]
+    shortages = list(_list_shortages(state, outside, num_workers, now))
     num_missing = state.target.granted - num_workers - len(outside)
-    if num_missing > 0 and not conditions:
-        conditions.append(Shortage("NotStarted", f"{count_text(num_missing, 'worker')} not started yet"))
-    if not conditions:
+    if num_missing > 0 and not shortages:
+        shortages.append(Shortage("NotStarted", f"{count_text(num_missing, 'worker')} not started yet"))
+    if not shortages:
         return Shortage("FewerThanGranted", "")
-    return Shortage(conditions[0].reason, "; ".join(condition.message for condition in conditions))
+    return Shortage(shortages[0].reason, "; ".join(shortage.message for shortage in shortages))
 
 
-def _find_silent(outside: Sequence[Worker]) -> list[Shortage]:
-    """Return the shortage that each silent node causes.
-
-    A worker whose node answers again has still to leave the generation that went on without it.
-    """
-    by_node: dict[str, list[Worker]] = {}
-    for worker in outside:
-        if worker.left_out is not None and worker.info is not None:
-            by_node.setdefault(worker.info.node_id, []).append(worker)
-    return [
-        Shortage("NodeSilent", f"{count_text(len(workers), 'worker')} left out until node {node_id[:12]} answers")
-        for node_id, workers in by_node.items()
-    ]
-
-
-def _find_leaving(state: Attempt, outside: Sequence[Worker]) -> list[Shortage]:
-    leaves = [leave for worker in outside if (leave := placement.find_leave(state, worker)) is not None]
-    reason = leaves[0].reason if leaves else ""
-    return [Shortage("Leaving", f"{count_text(len(leaves), 'worker')} about to leave ({reason})")] if leaves else []
-
-
-def _find_starting(outside: Sequence[Worker]) -> list[Shortage]:
-    number = sum(not worker.warm for worker in outside)
-    if not number:
-        return []
-    return [Shortage("Starting", f"{count_text(number, 'worker')} starting, or waiting for room on a node")]
-
-
-def _find_idle(state: Attempt, outside: Sequence[Worker], num_workers: int, now: float) -> list[Shortage]:
-    """Return why warm workers are not used."""
+def _list_shortages(state: Attempt, outside: Sequence[Worker], num_workers: int, now: float) -> Iterator[Shortage]:
+    """Yield why each of the workers `outside` the group is not in it."""
+    # also those whose node answers again: they have still to leave the generation that went on without them
+    left_out = Counter(worker.node_id for worker in outside if worker.left_out is not None)
+    for node_id, number in left_out.items():
+        yield Shortage("NodeSilent", f"{count_text(number, 'worker')} left out until node {node_id[:12]} answers")
+    if leaves := [leave for worker in outside if (leave := placement.find_leave(state, worker)) is not None]:
+        yield Shortage("Leaving", f"{count_text(len(leaves), 'worker')} about to leave ({leaves[0].reason})")
+    if num_starting := sum(not worker.warm for worker in outside):
+        yield Shortage("Starting", f"{count_text(num_starting, 'worker')} starting, or waiting for room on a node")
     idle = [w for w in outside if w.is_usable and placement.find_leave(state, w) is None]
-    if not idle or not isinstance(state.current, Running):
-        return []
-    number = count_text(len(idle), "worker")
-    kept = state.current.kept_layout_for
+    if idle and isinstance(state.current, Running):
+        yield _explain_idle(state, state.current, len(idle), num_workers, now)
+
+
+def _explain_idle(state: Attempt, running: Running, num_idle: int, num_workers: int, now: float) -> Shortage:
+    """Return why warm workers are not used."""
+    number = count_text(num_idle, "worker")
+    kept = running.kept_layout_for
     layout = state.group.layout.describe() if state.group.layout is not None else ""
     if kept is not None and kept.num_workers > num_workers:
-        return [
-            Shortage(
-                "LayoutUsesFewer",
-                f"{number} idle: for {count_text(kept.num_workers, 'worker')} the planner's layout is "
-                f"{layout}, which uses {num_workers} of "
-                "them; `shoal plan` shows why, and `parallelism` of the spec overrides it",
-            )
-        ]
+        return Shortage(
+            "LayoutUsesFewer",
+            f"{number} idle: for {count_text(kept.num_workers, 'worker')} the planner's layout is {layout}, which uses "
+            f"{num_workers} of them; `shoal plan` shows why, and `parallelism` of the spec overrides it",
+        )
     if now < state.budgets.grow_not_before:
-        return [
-            Shortage("GrowsLater", f"{number} idle: the group does not grow for a while after a failed save or start")
-        ]
-    return [Shortage("GrowsSoon", f"{number} warm: the group grows at the next step boundary")]
+        return Shortage(
+            "GrowsLater", f"{number} idle: the group does not grow for a while after a failed save or start"
+        )
+    num_next = len(next_workers(state, now))
+    if num_next > num_workers and not switching.is_worth_growing(state, num_next, now):
+        return Shortage(
+            "GrowsWithNextIncident",
+            f"{number} idle: after {state.history.num_incidents} incidents the next one is expected before growing "
+            f"pays, and its re-formation takes them in. Raise elasticity.min_workers to {num_next} to grow now",
+        )
+    return Shortage("GrowsSoon", f"{number} warm: the group grows at the next step boundary")

@@ -7,8 +7,8 @@
     agent                     start, ping  |  <= poll(a, b) ...... <= poll(a, b) ............X SIGKILL    |
     supervisor  polls a and b directly     |  one call at a time for the node                | directly   | (until it
                                            |                                                 | again      | is started
-                                    takes over: the direct calls                  call failed, or was      again)
-                                    in flight are given up                        silent for too long
+                                    takes over: the direct calls                  call failed, or had      again)
+                                    in flight are given up                        no answer in time
 
 An agent is an optimisation. The positions (what was received, what is acknowledged) are the supervisor's, and a worker
 keeps what is not acknowledged, so a poll that is given up or answered twice changes nothing. Whatever happens to an
@@ -16,10 +16,10 @@ agent, its workers are polled directly again. Hidden here: which nodes have an a
 
     a node has an agent     it has NODE_WORKERS warm workers of a job with `agents_from` or more
     it is started           once the group has trained for CALM_S: a start takes CPU time from the workers of its node
-    it failed, was silent   its workers are polled directly at once; it is started again after 2, 4, 8 ... 60 s
-    the node is not wanted  any more: the agent is ended
+    it failed, no answer    its workers are polled directly at once; it is started again after 2, 4, 8 ... 60 s
+    the node needs none     any more: the agent is ended
 
-Made and called by the executor. It never decides what a report means. `ray_agents` are the calls.
+Made and called by the executor. It never decides what a report means. `ray_fleet` has the calls.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from shoal_service.supervisor.workers.worker_client import SupervisorContext, Wo
 from shoal_workers.contract.backoff import backoff_s
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 _BUSY_S = 0.02
-"""Pause before the next look, when all workers of the node are between two polls of their own."""
+"""Pause before the next try, when all workers of the node are between two direct polls."""
 
 
 class AgentPool:
     """Starts and ends the agents of one attempt, and polls through them. Used on the executor's loop only."""
 
     def __init__(self, agents: PollAgents | None, context: SupervisorContext, agents_from: int) -> None:
-        """`agents`: None if the attempt has no agents; `agents_from`: see `wanted_nodes`."""
+        """`agents`: None if the attempt has no agents; `agents_from`: see `choose_nodes`."""
         self._agents = agents
         self._context = context
         self._agents_from = agents_from
-        self._known: dict[str, NodeAgent] = {}
+        self._node_agents: dict[str, NodeAgent] = {}
         """Agents by node id."""
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,13 +62,13 @@ class AgentPool:
 
     async def close(self) -> None:
         """Ends all agents. All workers are polled directly again."""
-        tasks, known = tuple(self._tasks), tuple(self._known)
+        tasks, node_ids = tuple(self._tasks), tuple(self._node_agents)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._known.clear()
+        self._node_agents.clear()
         if self._agents is not None:
-            await asyncio.gather(*map(self._agents.end, known))
+            await asyncio.gather(*map(self._agents.end, node_ids))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -79,18 +79,17 @@ class AgentPool:
     async def _watch(self, agents: PollAgents) -> None:
         clock = self._context.clock
         while True:
-            await clock.sleep(_LOOK_S)
-            state = self._context.state()
-            wanted = wanted_nodes(state, self._agents_from, self._known)
-            calm = is_calm(state, clock.time())
-            silent = silent_nodes(state.pool)
-            due = due_changes(self._known, wanted, silent, calm=calm, now=clock.monotonic())
+            await clock.sleep(_CHECK_S)
+            state, now_mono = self._context.state(), clock.monotonic()
+            chosen = choose_nodes(state, self._agents_from, self._node_agents)
+            calm, silent = is_calm(state, clock.time()), silent_nodes(state.pool)
+            due = find_due_changes(self._node_agents, chosen, silent, calm=calm, now=now_mono)
             for node_id in due.end:
-                self._known.pop(node_id)
+                self._node_agents.pop(node_id)
                 self._serving.pop(node_id).cancel()
                 self._spawn(agents.end(node_id))
             for node_id in due.start:
-                self._known[node_id] = NodeAgent.started(self._known.get(node_id), clock.monotonic())
+                self._node_agents[node_id] = NodeAgent.started(self._node_agents.get(node_id), clock.monotonic())
                 self._serving[node_id] = self._spawn(self._start_and_serve(agents, node_id))
 
     async def _start_and_serve(self, agents: PollAgents, node_id: str) -> None:
@@ -98,16 +97,16 @@ class AgentPool:
         clock = self._context.clock
         try:
             await clock.wait_for(agents.start(node_id), START_S)
-            self._known[node_id] = self._known[node_id].serving(clock.monotonic())
+            self._node_agents[node_id] = self._node_agents[node_id].serving(clock.monotonic())
             _log.info("agent.serving", extra={"node": node_id})
             await self._serve(agents, node_id)
         except (AgentFailed, TimeoutError) as error:
-            agent = self._known[node_id]
-            self._known[node_id] = agent.failed(clock.monotonic())
-            retry_s = self._known[node_id].retry_at - clock.monotonic()
+            agent = self._node_agents[node_id]
+            self._node_agents[node_id] = agent.failed(clock.monotonic())
+            retry_s = self._node_agents[node_id].retry_at - clock.monotonic()
             message = str(error) or f"it did not answer, {agent.phase}"
             _log.warning("agent.failed", extra={"node": node_id, "error": message, "retry_s": round(retry_s, 1)})
-            if agent.phase is AgentPhase.STARTING:  # one that was silent once may only have been short of CPU time
+            if agent.phase is AgentPhase.STARTING:  # one that was late once may only have been short of CPU time
                 await agents.end(node_id)
 
     async def _serve(self, agents: PollAgents, node_id: str) -> None:
@@ -116,28 +115,28 @@ class AgentPool:
         taken: dict[str, WorkerPolling] = {}
         try:
             while True:
-                here = [agent for agent in self._context.polled.values() if agent.node_id == node_id]
-                taken = {worker.worker_id: worker for worker in here if worker.take_over()}
+                workers = [worker for worker in self._context.polled.values() if worker.node_id == node_id]
+                taken = {worker.worker_id: worker for worker in workers if worker.take_over()}
                 if not taken:
                     await clock.sleep(_BUSY_S)
                     continue
                 requests = tuple(worker.request() for worker in taken.values())
-                limit_s = silent_after_s(max(request.wait_s for request in requests))
+                limit_s = answer_limit_s(max(request.wait_s for request in requests))
                 answer = await clock.wait_for(agents.poll(node_id, requests), limit_s)
                 answered = [
                     (taken[poll.worker_id], poll)
                     for poll in answer.polls
                     if poll.worker_id in taken and taken[poll.worker_id].is_taken_over
                 ]
-                for agent, poll in answered:
-                    agent.receive(poll)
+                for worker, poll in answered:
+                    worker.receive(poll)
                 for worker_id in answer.failed:
                     if worker_id in taken:
                         taken[worker_id].fail()
                 if answered:
                     await self._context.settled()  # `handled` notes what the outbox has once the machine is done
-                for agent, _ in answered:
-                    agent.handled()
+                for worker, _ in answered:
+                    worker.handled()
         finally:
             for worker in taken.values():
                 worker.release()
@@ -149,7 +148,7 @@ supervisor."""
 CALM_S = 5.0
 START_S = 30.0
 """An agent that does not answer this long after its start is ended."""
-_SILENCE_MARGIN_S = 0.5
+_ANSWER_MARGIN_S = 0.5
 _FIRST_RETRY_S = 2.0
 _LAST_RETRY_S = 60.0
 _PROVEN_S = 60.0
@@ -165,7 +164,7 @@ class AgentPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeAgent:
-    """The agent of one node, as far as it is known."""
+    """The agent of one node."""
 
     phase: AgentPhase
     since: float
@@ -173,9 +172,9 @@ class NodeAgent:
     """Number of failures in a row."""
 
     @staticmethod
-    def started(known: NodeAgent | None, now: float) -> NodeAgent:
-        """The node's agent at its start. `known`: what is known of the agent before it on this node."""
-        return NodeAgent(AgentPhase.STARTING, now, known.num_failures if known is not None else 0)
+    def started(before: NodeAgent | None, now: float) -> NodeAgent:
+        """Return the agent at its start. `before`: the one before it on this node; None if there was none."""
+        return NodeAgent(AgentPhase.STARTING, now, before.num_failures if before is not None else 0)
 
     def serving(self, now: float) -> NodeAgent:
         return replace(self, phase=AgentPhase.SERVING, since=now)
@@ -196,15 +195,15 @@ class AgentChanges:
     end: tuple[str, ...] = ()
 
 
-def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ()) -> frozenset[str]:
-    """The nodes whose workers an agent should poll.
+def choose_nodes(state: Attempt, agents_from: int, with_agents: Collection[str] = ()) -> frozenset[str]:
+    """Choose the nodes whose workers an agent should poll.
 
     Args:
-        agents_from: workers of a job from which on its nodes get agents; 0: none do.
-        having: nodes that have an agent. A node keeps its agent down to half of the numbers, so a lost worker does not
-            end agents that are due again soon.
+        agents_from: workers of a job from which on its nodes get agents; 0 if none do.
+        with_agents: nodes that have an agent. They keep it down to half of the numbers, so a lost worker does not end
+            agents that are due again soon.
     """
-    counts = Counter(worker.info.node_id for worker in state.pool.workers if worker.info is not None)
+    counts = Counter(worker.node_id for worker in state.pool.workers if worker.warm)
     num = counts.total()
     if not agents_from or state.stage is Stage.ENDED:
         return frozenset()
@@ -213,7 +212,7 @@ def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ())
         node
         for node, number in counts.items()
         if (number >= per_node and num >= agents_from)
-        or (node in having and 2 * number >= per_node and 2 * num >= agents_from)
+        or (node in with_agents and 2 * number >= per_node and 2 * num >= agents_from)
     )
 
 
@@ -224,22 +223,27 @@ def is_calm(state: Attempt, now: float) -> bool:
     return is_trained and now - state.current.since >= CALM_S
 
 
-def due_changes(
-    agents: Mapping[str, NodeAgent], wanted: frozenset[str], silent: frozenset[str], *, calm: bool, now: float
+def find_due_changes(
+    agents: Mapping[str, NodeAgent], chosen: frozenset[str], silent: frozenset[str], *, calm: bool, now: float
 ) -> AgentChanges:
-    """What to start and what to end now. `agents`: by node id, all that were started and not ended; `silent`: nodes
-    that do not answer."""
+    """Find which agents to start and to end now.
+
+    Args:
+        agents: by node id, all that were started and not ended.
+        chosen: nodes that should have one.
+        silent: nodes that do not answer.
+    """
     due = (
         node
-        for node in wanted - silent
+        for node in chosen - silent
         if node not in agents or (agents[node].phase is AgentPhase.FAILED and now >= agents[node].retry_at)
     )
     return AgentChanges(
         start=tuple(sorted(due)) if calm else (),
-        end=tuple(sorted(agents.keys() - wanted)),
+        end=tuple(sorted(agents.keys() - chosen)),
     )
 
 
-def silent_after_s(wait_s: float) -> float:
-    """How long a call to an agent may take if the polls of its workers may wait `wait_s`."""
-    return wait_s + _SILENCE_MARGIN_S
+def answer_limit_s(wait_s: float) -> float:
+    """Return how long a call to an agent may take if the polls of its workers may wait `wait_s`."""
+    return wait_s + _ANSWER_MARGIN_S

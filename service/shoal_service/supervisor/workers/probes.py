@@ -135,7 +135,7 @@ class HostProbe:
         """`silent`: nodes that were silent when this process was started."""
         self._own = own_node
         self._head = ""
-        self._wanted: Mapping[str, Address] = {}
+        self._watched: Mapping[str, Address] = {}
         self._silent_at_start = silent
         self._hosts: dict[str, _Host] = {}
         self._stop = threading.Event()
@@ -146,7 +146,7 @@ class HostProbe:
 
     def watch(self, nodes: Mapping[str, Address], head: str) -> None:
         self._head = head
-        self._wanted = {node_id: address for node_id, address in nodes.items() if node_id != self._own}
+        self._watched = {node_id: address for node_id, address in nodes.items() if node_id != self._own}
 
     def stop(self) -> None:
         self._stop.set()
@@ -155,7 +155,7 @@ class HostProbe:
         reported: dict[str, str] = {}
         reported_at = time.monotonic()
         while not self._stop.is_set():
-            self._follow_wanted()
+            self._follow_watched()
             self._connect_where_due()
             self._collect_answers()
             silent = self._judge()
@@ -166,11 +166,11 @@ class HostProbe:
         for host in self._hosts.values():
             host.drop()
 
-    def _follow_wanted(self) -> None:
-        wanted = self._wanted
-        for node_id in [n for n, host in self._hosts.items() if wanted.get(n) != host.address]:
+    def _follow_watched(self) -> None:
+        watched = self._watched
+        for node_id in [n for n, host in self._hosts.items() if watched.get(n) != host.address]:
             self._hosts.pop(node_id).drop()
-        for node_id, address in wanted.items():
+        for node_id, address in watched.items():
             if node_id not in self._hosts:
                 was_silent = node_id in self._silent_at_start
                 because = "it was silent before the supervisor was restarted" if was_silent else ""

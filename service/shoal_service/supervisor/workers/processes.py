@@ -1,6 +1,6 @@
 """Runtime environments of Ray for the processes of an attempt, which are forked from their node's fork server.
 
-Called by `gateway/ray_cluster.py` for the supervisor, by `ray_fleet` for the workers and by `ray_agents` for the agents
+Called by `gateway/ray_cluster.py` for the supervisor, by `ray_fleet` for the workers and the agents
 of their nodes. All get the same settings of libraries, because a node has one fork server for each combination of them
 (`shoal_workers/forkserver/launch.py`).
 """
@@ -18,7 +18,7 @@ from ray.runtime_env import RuntimeEnv
 import shoal_service
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.forkserver import PATIENCE, PATIENCE_S, PRELOAD, preload, py_executable
-from shoal_workers.libc_tunables import tunables
+from shoal_workers.libc_tunables import choose_tunables
 
 _SUPERVISOR = "shoal_service.supervisor.actor"
 RESERVED_S = 600.0
@@ -72,7 +72,7 @@ def serialized_worker_environment(config: SupervisorConfig) -> str:
 def _environment(config: SupervisorConfig, *, threads: int, fork: bool, if_warm: bool = False) -> dict[str, Any]:
     env_vars = {"OMP_NUM_THREADS": str(threads)}
     if not config.spec.worker.gpus:
-        env_vars |= tunables(os.environ)
+        env_vars |= choose_tunables(os.environ)
     environment: dict[str, Any] = {"env_vars": env_vars}
     if config.fork_workers and (executable := py_executable(fork=fork, if_warm=if_warm)) is not None:
         environment["py_executable"] = executable

@@ -10,6 +10,8 @@ stack is read from where:
     native frames are wanted                 else by another worker of the node
 
     (*) and longer in a large group, all of whose workers are asked at once
+
+RayAgents does the same for the agents of the attempt, for the AgentPool.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from ray.actor import ActorHandle
 from ray.exceptions import (
@@ -47,33 +49,45 @@ from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies import CodePackage
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
-from shoal_service.supervisor.protocols import WORKER_CALLS, WorkerCallError, WorkerDied, WorkerUnavailable
-from shoal_service.supervisor.workers.processes import worker_environment
+from shoal_service.supervisor.protocols import WORKER_CALLS, AgentFailed, WorkerCallError, WorkerDied, WorkerUnavailable
+from shoal_service.supervisor.workers.processes import agent_environment, worker_environment
 from shoal_workers import exit_status, ray_internals, stacks
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract import (
     NAMESPACE,
+    Assignment,
     ErrorReport,
     IncidentCause,
     JobSpec,
+    NodePoll,
     Placement,
+    PollRequest,
     Refused,
+    SnapshotSource,
     StackSource,
     WorkerConfig,
+    WorkerExit,
     WorkerInfo,
     WorkerStack,
+    agent_name,
     label_selector,
 )
 from shoal_workers.contract.messages import Frame
+from shoal_workers.poll_agent.agent import PollAgent
 from shoal_workers.stacks import is_worker_process
 from shoal_workers.version import VERSION
 
+K = TypeVar("K", int, str)
 _GIB = 1 << 30
 _NODE_ID = "ray.io/node-id"
 _NUM_THREADS = 8
+_FEW_PARTS = 64
+"""Up to this many parts of a snapshot are sent with each order: 8 kB."""
 _KILL_S = 0.3
 """Ray's own kill takes some tens of milliseconds; it has no effect on a stopped process (SIGSTOP)."""
 _TERMINATE_S = 2.0
+ANSWER_S = 1.0
+_OUTSIDE_S = 8.0
 _RETIRE_S = 2.0
 """`ray.kill` can be lost with the head, so the worker is also asked to exit after this many seconds."""
 
@@ -97,13 +111,11 @@ class RayFleet:
         """
         self._config = config
         self._life = life
-        self._require_current = require_current
-        self._on_replaced = on_replaced
-        self._handles: dict[int, ActorHandle] = {}
+        self._actors = ActorTable[int](on_replaced, require_current)
+        self._handles = self._actors.handles
         self._infos: dict[int, WorkerInfo] = {}
-        self._creating: dict[int, Future[ActorHandle]] = {}
-        self._creators = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="create")
-        self._killers = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kill")
+        self._shared: tuple[SnapshotSource, ray.ObjectRef[SnapshotSource]] | None = None
+        """What the newest large group restores from, and where each worker reads it."""
         self._node_id: str = ray.get_runtime_context().get_node_id()
         worker = config.spec.worker
         self._options: dict[str, Any] = {
@@ -124,16 +136,8 @@ class RayFleet:
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(worker_class)
 
     async def start(self, order: StartWorker) -> None:
-        index = order.index
-        creating = self._creating[index] = self._creators.submit(self._create, order)
-        try:
-            with worker_errors():
-                handle = await asyncio.shield(asyncio.wrap_future(creating))
-        except WorkerCallError:
-            self._creating.pop(index, None)
-            raise
-        self._creating.pop(index, None)  # not when this is cancelled: Ray may still create the actor; `kill` follows
-        self._handles[index] = handle
+        with worker_errors():
+            await self._actors.create(order.index, partial(self._create, order))
 
     def find(self, index: int, worker_id: str, info: WorkerInfo | None) -> bool:
         try:
@@ -153,6 +157,22 @@ class RayFleet:
             self._know(index, answer)
         return answer
 
+    async def run(self, index: int, assignment: Assignment) -> WorkerExit:
+        """Send the order. What a large group restores from names a server for each rank, and is the same for all: it is
+        put into Ray's object store once, and each node fetches it from there. If Ray cannot store it, the order has it.
+        """
+        source = assignment.restore_snapshot
+        if source is None or len(source.parts) <= _FEW_PARTS:
+            return cast(WorkerExit, await self._ask("run", index, assignment))
+        if self._shared is None or self._shared[0] is not source:
+            try:
+                self._shared = source, ray.put(source)
+            except RayError:  # the store is full, or the head is away
+                return cast(WorkerExit, await self._ask("run", index, assignment))
+        small = assignment.model_copy(update={"restore_snapshot": None})
+        run = self._handles[index].run.remote(small, self._life, self._shared[1])
+        return cast(WorkerExit, await self._answer(run))
+
     def __getattr__(self, name: str) -> Any:
         """Return any method of `protocols.WorkerCalls`."""
         if name not in WORKER_CALLS:
@@ -163,14 +183,42 @@ class RayFleet:
         return await self._answer(getattr(self._handles[index], name).remote(*arguments, self._life))
 
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
-        return await take_stack(index, self._handles, self._infos, self._node_id, life=self._life, native=native)
+        handle, info = self._handles.get(index), self._infos.get(index)
+        name = info.worker_id if info is not None else str(index)
+        answer_s = ANSWER_S + later_s(len(self._handles))
+        if handle is None:
+            return WorkerStack(worker_id=name, source=StackSource.NONE, error="the worker has ended")
+        if not native or info is None:
+            try:
+                call = handle.stack.remote(self._life)
+                answer = await asyncio.wait_for(asyncio.wrap_future(call.future()), answer_s)
+                if isinstance(answer, WorkerStack):
+                    return answer
+            except (RayError, TimeoutError):
+                pass  # it is stopped, hangs with the GIL held, or has ended
+        if info is None:
+            message = f"the worker starts, and did not answer within {answer_s:.3g} s"
+            return WorkerStack(worker_id=name, source=StackSource.NONE, error=message)
+        frames = await self._read_frames_from_outside(info, native=native)
+        if frames is None:
+            frames = f"it did not answer within {answer_s:.3g} s, and no other worker of its node can look at it"
+        if isinstance(frames, str):
+            return WorkerStack(worker_id=name, pid=info.pid, source=StackSource.NONE, error=frames)
+        return WorkerStack(worker_id=name, pid=info.pid, frames=frames, source=StackSource.PY_SPY)
+
+    async def _read_frames_from_outside(self, info: WorkerInfo, *, native: bool) -> tuple[Frame, ...] | str | None:
+        """Return the frames as another process sees them, or why there are none; None if no process of the node can
+        look at the worker."""
+        if info.node_id == self._node_id:
+            return await asyncio.to_thread(stacks.of_worker, info.pid, native=native)
+        answer: tuple[Frame, ...] | str | None = await self._ask_neighbours(
+            info, lambda handle: handle.stack_of.remote(info.pid, native), _OUTSIDE_S
+        )
+        return answer
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
         with worker_errors():
-            answer = await call
-        if isinstance(answer, Refused):
-            self._on_replaced()
-        return answer
+            return await self._actors.answer(call)
 
     def _know(self, index: int, info: WorkerInfo) -> None:
         self._infos[index] = info
@@ -189,12 +237,20 @@ class RayFleet:
         if info.node_id == self._node_id and (socket := ray_internals.raylet_socket()):
             exit_state = exit_status.read(socket, info.pid)
             return exit_state.words() if exit_state is not None else None
-        for helper in self.by_node().get(info.node_id, ()):
+        words = await self._ask_neighbours(info, lambda handle: handle.exit_words.remote(info.pid), _TERMINATE_S)
+        return str(words) if words else None
+
+    async def _ask_neighbours(
+        self, info: WorkerInfo, ask: Callable[[ActorHandle], ray.ObjectRef[Any]], within_s: float
+    ) -> Any:
+        """Ask the other workers of this worker's node, one after the other. Return the first answer; None if there is
+        none. `within_s`: for each answer."""
+        others = [i for i, other in self._infos.items() if other.node_id == info.node_id and other.pid != info.pid]
+        for index in others:
             try:
-                call = self._handles[helper].exit_words.remote(info.pid)
-                return str(await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)) or None
+                return await asyncio.wait_for(asyncio.wrap_future(ask(self._handles[index]).future()), within_s)
             except (RayError, TimeoutError, KeyError):
-                continue  # the helper has ended, or is stopped
+                continue  # the neighbour has ended, or is stopped
         return None
 
     async def died_at(self, actor_id: str) -> float | None:
@@ -210,21 +266,10 @@ class RayFleet:
     async def kill(self, index: int) -> None:
         self._preference.forget(index)
         info = self._infos.pop(index, None)
-        creating = self._creating.pop(index, None)
-        if creating is not None:
-            self._killers.submit(
-                creating.add_done_callback, self._kill_created
-            )  # may run immediately and wait for the head
-            await asyncio.wait({asyncio.wrap_future(creating)}, timeout=_KILL_S)
-        handle = self._handles.pop(index, None)
-        if handle is None:
-            return
-        if info is not None:
-            handle.retire.remote(_RETIRE_S, self._life)
-        loop = asyncio.get_running_loop()
-        killing = loop.run_in_executor(self._killers, partial(self._kill_actor, handle))
-        await asyncio.wait({killing}, timeout=_KILL_S)
-        if info is not None:
+        was_there = await self._actors.kill(
+            index, lambda handle: info is not None and handle.retire.remote(_RETIRE_S, self._life)
+        )
+        if was_there and info is not None:
             await asyncio.sleep(_KILL_S)
             await self._terminate(info)
 
@@ -233,32 +278,14 @@ class RayFleet:
         self._handles.pop(index, None)
         self._infos.pop(index, None)
 
-    def _kill_actor(self, handle: ActorHandle) -> None:
-        """Kills an actor. Runs on a thread, because it waits for the head if that is away."""
-        self._require_current()
-        ray.kill(handle, no_restart=True)
-
-    def _kill_created(self, creating: Future[ActorHandle]) -> None:
-        """Kills a worker whose end was ordered before Ray had created it."""
-        # called by a future's thread, not on the loop, which may be closed by then
-        if not creating.cancelled() and creating.exception() is None:
-            self._kill_actor(creating.result())
-
     async def _terminate(self, info: WorkerInfo) -> None:
         """Sends SIGKILL to a worker that Ray's kill did not end."""
         # Ray itself would hold its resources for five seconds more, and would wait for the head if it is away. The
         # signal must be sent by a process of the same node; if there is none, Ray ends the worker.
-        if info.node_id == self._node_id:
-            if is_worker_process(info.pid):
-                os.kill(info.pid, signal.SIGKILL)
-            return
-        for helper in self.by_node().get(info.node_id, ()):
-            try:
-                call = self._handles[helper].terminate.remote(info.pid, self._life)
-                await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)
-                return
-            except (RayError, TimeoutError, KeyError):
-                continue  # the helper has ended, or is stopped
+        if info.node_id != self._node_id:
+            await self._ask_neighbours(info, lambda handle: handle.terminate.remote(info.pid, self._life), _TERMINATE_S)
+        elif is_worker_process(info.pid):
+            os.kill(info.pid, signal.SIGKILL)
 
     def _create(self, order: StartWorker) -> ActorHandle:
         """Creates the worker of this name, or finds the one that a predecessor has started just before its death."""
@@ -433,62 +460,6 @@ def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return True
 
 
-ANSWER_S = 1.0
-_OUTSIDE_S = 8.0
-
-
-async def take_stack(
-    index: int,
-    handles: Mapping[int, ActorHandle],
-    infos: Mapping[int, WorkerInfo],
-    node_id: str,
-    *,
-    life: int,
-    native: bool = False,
-) -> WorkerStack:
-    """Takes the stack of a worker. Raises nothing: a worker without a stack has an `error`. `node_id`: of the
-    supervisor."""
-    handle, info = handles.get(index), infos.get(index)
-    name = info.worker_id if info is not None else str(index)
-    answer_s = ANSWER_S + later_s(len(handles))
-    if handle is None:
-        return WorkerStack(worker_id=name, source=StackSource.NONE, error="the worker has ended")
-    if not native or info is None:
-        try:
-            answer = await asyncio.wait_for(asyncio.wrap_future(handle.stack.remote(life).future()), answer_s)
-            if isinstance(answer, WorkerStack):
-                return answer
-        except (RayError, TimeoutError):
-            pass  # it is stopped, hangs with the GIL held, or has ended
-    if info is None:
-        message = f"the worker starts, and did not answer within {answer_s:.3g} s"
-        return WorkerStack(worker_id=name, source=StackSource.NONE, error=message)
-    stack = await _from_outside(info, handles, infos, node_id, native=native)
-    if stack is None:
-        stack = f"it did not answer within {answer_s:.3g} s, and no other worker of its node can look at it"
-    if isinstance(stack, str):
-        return WorkerStack(worker_id=name, pid=info.pid, source=StackSource.NONE, error=stack)
-    return WorkerStack(worker_id=name, pid=info.pid, frames=stack, source=StackSource.PY_SPY)
-
-
-async def _from_outside(
-    info: WorkerInfo, handles: Mapping[int, ActorHandle], infos: Mapping[int, WorkerInfo], node_id: str, *, native: bool
-) -> tuple[Frame, ...] | str | None:
-    """The frames as another process sees them, or why there are none; None if no process of the node can look at the
-    worker."""
-    if info.node_id == node_id:
-        return await asyncio.to_thread(stacks.of_worker, info.pid, native=native)
-    for helper, other in list(infos.items()):
-        if other.node_id == info.node_id and other.pid != info.pid and helper in handles:
-            try:
-                call = handles[helper].stack_of.remote(info.pid, native)
-                answer: tuple[Frame, ...] | str = await asyncio.wait_for(asyncio.wrap_future(call.future()), _OUTSIDE_S)
-                return answer
-            except (RayError, TimeoutError):
-                continue  # the helper has ended, or is stopped
-    return None
-
-
 _IP = re.compile(r"\bip=([\w.:]+)")
 
 
@@ -550,3 +521,125 @@ def _cause_of(error: RayActorError) -> IncidentCause:
     message = str(error).lower()
     by_node = any(phrase in message for phrase in ("its node has died", "node was terminated", "node died"))
     return IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED
+
+
+_IDLE_S = 30.0
+"""An agent that gets no call for this long ends by itself: the supervisor is gone, or does not need it any more."""
+
+
+class RayAgents:
+    """Holds actor handles by node id. The real `protocols.PollAgents`."""
+
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        *,
+        life: int = 1,
+        on_replaced: Callable[[], None] = end_replaced_process,
+        idle_s: float = _IDLE_S,
+    ) -> None:
+        """`on_replaced`: called when an agent refuses a call, since it obeys a later supervisor; must not return."""
+        self._config = config
+        self._life = life
+        self._actors = ActorTable[str](on_replaced)
+        self._idle_s = idle_s
+        self._actor_class = ray.remote(PollAgent)
+
+    async def start(self, node_id: str) -> None:
+        with _agent_errors():
+            handle = await self._actors.create(node_id, partial(self._create, node_id))
+            await self._actors.answer(handle.ping.remote(self._life))
+
+    async def poll(self, node_id: str, requests: Sequence[PollRequest]) -> NodePoll:
+        handle = self._actors.handles.get(node_id)
+        if handle is None:
+            raise AgentFailed("the agent was not started")
+        with _agent_errors():
+            answer: NodePoll = await self._actors.answer(handle.poll.remote(tuple(requests), self._life))
+        return answer
+
+    async def end(self, node_id: str) -> None:
+        await self._actors.kill(node_id, lambda handle: handle.end.remote(self._life))
+
+    def _create(self, node_id: str) -> ActorHandle:
+        """Creates the agent of this name, or finds the one that a predecessor has started."""
+        return self._actor_class.options(
+            name=agent_name(self._config.job_id, self._config.attempt, node_id),
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            max_restarts=0,
+            num_cpus=0,
+            label_selector={_NODE_ID: node_id},
+            runtime_env=agent_environment(self._config),
+        ).remote(self._idle_s)
+
+
+@contextmanager
+def _agent_errors() -> Iterator[None]:
+    """Turns Ray's errors into that of `protocols`."""
+    try:
+        yield
+    except RayError as error:
+        raise AgentFailed(first_line(error)) from error
+
+
+class ActorTable(Generic[K]):
+    """Creates, calls and kills the actors of an attempt. Creating and killing wait for the head, so both run on
+    threads."""
+
+    def __init__(self, on_replaced: Callable[[], None], require_current: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            on_replaced: called when an actor refuses a call, since it obeys a later supervisor; must not return.
+            require_current: called before each kill.
+        """
+        self.handles: dict[K, ActorHandle] = {}
+        self._on_replaced = on_replaced
+        self._require_current = require_current
+        self._creating: dict[K, Future[ActorHandle]] = {}
+        self._creators = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="create")
+        self._killers = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kill")
+
+    async def create(self, key: K, make: Callable[[], ActorHandle]) -> ActorHandle:
+        """Raises RayError."""
+        creating = self._creating[key] = self._creators.submit(make)
+        try:
+            handle = await asyncio.shield(asyncio.wrap_future(creating))
+        except RayError:
+            self._creating.pop(key, None)
+            raise
+        self._creating.pop(key, None)  # not when this is cancelled: Ray may still create the actor; `kill` follows
+        self.handles[key] = handle
+        return handle
+
+    async def answer(self, call: Awaitable[Any]) -> Any:
+        """Wait for the answer to a call. Raises RayError."""
+        answer = await call
+        if isinstance(answer, Refused):
+            self._on_replaced()
+        return answer
+
+    async def kill(self, key: K, ask_to_end: Callable[[ActorHandle], object]) -> bool:
+        """Ask an actor to end, and kill it. False if there is none; one that is being created is killed afterwards."""
+        creating = self._creating.pop(key, None)
+        if creating is not None:
+            # on a thread: the callback may run at once, and wait for the head
+            self._killers.submit(creating.add_done_callback, self._kill_created)
+            await asyncio.wait({asyncio.wrap_future(creating)}, timeout=_KILL_S)
+        handle = self.handles.pop(key, None)
+        if handle is None:
+            return False
+        ask_to_end(handle)
+        killing = asyncio.get_running_loop().run_in_executor(self._killers, self._kill_now, handle)
+        await asyncio.wait({killing}, timeout=_KILL_S)
+        return True
+
+    def _kill_now(self, handle: ActorHandle) -> None:
+        self._require_current()
+        ray.kill(handle, no_restart=True)
+
+    def _kill_created(self, creating: Future[ActorHandle]) -> None:
+        # called by a future's thread, not on the loop, which may be closed by then
+        if not creating.cancelled() and creating.exception() is None:
+            self._kill_now(creating.result())

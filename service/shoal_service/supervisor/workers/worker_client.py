@@ -42,10 +42,9 @@ from shoal_service.core.attempt.messages import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.state import Attempt, poll_wait_s
+from shoal_service.core.attempt.state import Attempt, Worker, poll_wait_s
 from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError, WorkerDied, WorkerUnavailable
-from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.reporting.reporter import Outbox, Reporter
 from shoal_workers.contract import (
     Assignment,
     ErrorReport,
@@ -89,21 +88,25 @@ class WorkerClient:
         """Starts the worker and makes it warm."""
         self._spawn(self._start(order))
 
-    def adopt(self, generation: int) -> None:
-        """Takes the worker over after a restart of the supervisor, before anything else. The worker then obeys this
-        supervisor, and leaves every generation later than this one."""
-        self._adopted = asyncio.get_running_loop().create_task(self._adopt(generation))
-        self._tasks.add(self._adopted)
-        self._adopted.add_done_callback(self._tasks.discard)
+    def take_over(self, worker: Worker, generation: int, *, is_to_run: bool) -> None:
+        """Take over a worker of a previous supervisor. It then obeys this one, and leaves every later generation.
 
-    def prepare(self) -> None:
-        """Makes a worker warm that was started before."""
-        self._spawn(self._prepare())
-
-    def start_polling(self) -> None:
+        Args:
+            generation: the newest in the journal.
+            is_to_run: its `run` call is repeated.
+        """
+        self._adopted = self._spawn(self._adopt(generation))
         self._spawn(self._poll())
+        if worker.info is not None:
+            self._probe_port(worker.info)
+        if worker.in_run and not is_to_run:
+            self._rejoin(generation)
+        elif worker.left_out is not None and worker.left_out.generation is not None:
+            self._rejoin(worker.left_out.generation)
+        elif not worker.warm:
+            self._spawn(self._prepare())
 
-    def probe(self, info: WorkerInfo) -> None:
+    def _probe_port(self, info: WorkerInfo) -> None:
         """Watches the port of a warm worker too, to detect its end."""
         self._info = info
         self._polling.node_id = info.node_id
@@ -115,8 +118,10 @@ class WorkerClient:
             case Run(assignment=assignment):
                 self._is_in_run = True
                 self._spawn(self._run(assignment))
-            case Interrupt(generation=generation):
-                self._spawn(self._interrupt(generation))
+            case Interrupt(index, generation):
+                # repeated until it is acknowledged; a failure is no event, since the `run` call fails too
+                call = partial(self._fleet.interrupt, index, generation)
+                self._spawn(self._tell("interrupt", call, InterruptAcknowledged(index, generation)))
             case RequestYield(index, generation, durable):
                 call = partial(self._fleet.request_yield, index, generation, durable)
                 self._spawn(self._tell("request_yield", call))
@@ -128,7 +133,7 @@ class WorkerClient:
             case CompareModels(trained=trained):
                 self._spawn(self._compare_models(trained))
 
-    def rejoin(self, generation: int) -> None:
+    def _rejoin(self, generation: int) -> None:
         """Waits for the result of a `run` call that a previous supervisor made."""
         self._is_in_run = True
         self._spawn(self._join(generation))
@@ -148,13 +153,14 @@ class WorkerClient:
         if self._fleet.knows(self.index):
             await self._polling.collect_last(limit_s)
 
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         waiting = work if self._adopted is None else self._after_adoption(work)
         task = asyncio.get_running_loop().create_task(waiting)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _after_adoption(self, work: Coroutine[Any, Any, object]) -> None:
+    async def _after_adoption(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             assert self._adopted is not None
             await asyncio.wait({self._adopted})
@@ -164,21 +170,21 @@ class WorkerClient:
 
     async def _adopt(self, generation: int) -> None:
         with contextlib.suppress(WorkerCallError):  # its other calls fail too, and their errors are reported
-            await self._insist(lambda: self._fleet.adopt(self.index, generation))
+            await self._retry_until_reachable(lambda: self._fleet.adopt(self.index, generation))
 
     async def _start(self, order: StartWorker) -> None:
         with self._lost_by("start"):
             await self._fleet.start(order)
-            self.start_polling()
+            self._spawn(self._poll())
             await self._prepare()
 
     async def _prepare(self) -> None:
         with self._lost_by("prepare call"):
-            answer = await self._insist(lambda: self._fleet.prepare(self.index))
+            answer = await self._retry_until_reachable(lambda: self._fleet.prepare(self.index))
             if isinstance(answer, ErrorReport):
                 self._post(WorkerFailedToStart(self.index, answer))
             else:
-                self.probe(answer)
+                self._probe_port(answer)
                 self._post(WorkerWarm(self.index, answer))
 
     async def _probe(self, info: WorkerInfo) -> None:
@@ -205,7 +211,7 @@ class WorkerClient:
         """Waits for the result of a `run` call whose answer was lost, by a broken connection or with a previous
         supervisor."""
         with self._lost_by("join call"):
-            self._returned(await self._insist(lambda: self._fleet.join(self.index, generation)))
+            self._returned(await self._retry_until_reachable(lambda: self._fleet.join(self.index, generation)))
 
     def _returned(self, worker_exit: WorkerExit) -> None:
         self._is_in_run = False
@@ -215,31 +221,30 @@ class WorkerClient:
         with self._lost_by("poll call"):  # the `run` call, if there is one, fails too; the first one counts
             await self._polling.run()
 
-    async def _interrupt(self, generation: int) -> None:
-        """Interrupts the worker, again and again until it acknowledges. A worker that does not acknowledge is killed
-        soon."""
-        # a failure is no event of the machine: the `run` call of this worker fails too, and its error is reported
-        if await self._tell("interrupt", lambda: self._fleet.interrupt(self.index, generation)):
-            self._post(InterruptAcknowledged(self.index, generation))
+    async def _tell(self, name: str, call: Callable[[], Awaitable[None]], done: Event | None = None) -> None:
+        """Makes a call without an answer. If it fails, that is logged.
 
-    async def _tell(self, name: str, call: Callable[[], Awaitable[None]]) -> bool:
-        """Makes a call without an answer. False if it has failed, which is logged. `name`: of the call, for the log."""
+        Args:
+            name: of the call, for the log.
+            done: posted once the call has succeeded; None if nobody needs to know.
+        """
         try:
-            await self._insist(call)
-            return True
+            await self._retry_until_reachable(call)
         except WorkerCallError as error:
             _log.info("worker.call_failed", extra={"call": name, **self._failure(error)})
-            return False
+        else:
+            if done is not None:
+                self._post(done)
 
     async def _request_snapshot_parts(self) -> None:
         with self._lost_by("snapshot parts call"):
-            snapshot_parts = await self._insist(lambda: self._fleet.snapshot_parts(self.index))
+            snapshot_parts = await self._retry_until_reachable(lambda: self._fleet.snapshot_parts(self.index))
             self._post(SnapshotPartsReported(self.index, snapshot_parts))
 
     async def _compare_models(self, trained: int) -> None:
         try:
-            theirs = await self._insist(lambda: self._fleet.model_shape(trained))
-            mine = await self._insist(lambda: self._fleet.build_model(self.index))
+            theirs = await self._retry_until_reachable(lambda: self._fleet.model_shape(trained))
+            mine = await self._retry_until_reachable(lambda: self._fleet.build_model(self.index))
         except WorkerCallError as error:
             _log.info("worker.comparison_failed", extra=self._failure(error))
             self._post(ModelsCompared(self.index, f"the models could not be compared: {error}"))
@@ -250,7 +255,7 @@ class WorkerClient:
             message = difference(theirs, mine) if theirs is not None else "the model that trains is not known"
         self._post(ModelsCompared(self.index, message))
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_until_reachable(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats a call, which must be idempotent, while the worker is unavailable."""
         while True:
             try:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 class Watch:
     def __init__(self, world: Commanded) -> None:
         self._world = world
+        self._trained: set[int] = set()
+        """Workers that had a rank in the last group."""
 
     def change(self, before: Attempt, after: Attempt) -> None:
         generations = (before.group.generation, next_generation(before.group.generation, before.life))
@@ -69,7 +71,11 @@ class Watch:
             is_left_out = known is not None and known.left_out is not None
             assert not (worker.alive and worker.run) or is_left_out, f"{worker} still runs an older generation"
         for command in runs:
-            assert world.is_believed_alive(command.index) and world.state.pool.worker(command.index).warm
+            started = state.pool.worker(command.index)
+            is_sent = started.only_on in state.target.suspected and not started.is_beside
+            assert not is_sent or command.index in self._trained, "it was started only to serve snapshots"
+            assert world.is_believed_alive(command.index) and started.warm
+        self._trained = {command.index for command in runs}
 
     def _source(self, source: SnapshotSource, newest: CheckpointName | None) -> None:
         world = self._world

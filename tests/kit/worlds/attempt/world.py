@@ -15,7 +15,7 @@ from kit.worlds.attempt.parts import (
     part_of,
     step_report,
 )
-from shoal_service.core.attempt.checkpoints import what_is_missing
+from shoal_service.core.attempt.checkpoints import describe_missing
 from shoal_service.core.attempt.messages import (
     CheckpointCommitted,
     CheckpointFound,
@@ -83,7 +83,7 @@ class World(Commanded):
         finds, self.finds = self.finds, []
         for find in finds:
             there = {} if self.is_storage_empty else self.committed
-            if missing := what_is_missing(find.expected, max(map(name_of, there), default=None)):
+            if missing := describe_missing(find.expected, max(map(name_of, there), default=None)):
                 self.post("find", StorageAway(missing, is_missing=True))
                 continue
             names = [n for n in there if n not in find.excluding]

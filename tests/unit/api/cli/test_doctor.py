@@ -18,16 +18,16 @@ from shoal_api.cli.commands.doctor import (
     Finding,
     Verdict,
     examine,
+    find_worst,
     judge_library,
     judge_python,
     judge_ray_auth,
     judge_space,
     list_checks,
-    worst,
 )
-from shoal_api.cli.follow import meanwhile
+from shoal_api.cli.follow import describe_meanwhile
 from shoal_api.cli.main import COMMANDS, load_function
-from shoal_api.cli.output import Output
+from shoal_api.cli.session import Output
 from shoal_service.views import JobStatus, JobView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -61,8 +61,8 @@ def test_token_mode_without_a_token_fails() -> None:
 
 def test_the_worst_verdict_counts() -> None:
     findings = [Finding(check="a", verdict=verdict, message="") for verdict in (Verdict.WARN, Verdict.OK)]
-    assert worst(findings) is Verdict.WARN
-    assert worst([]) is Verdict.OK
+    assert find_worst(findings) is Verdict.WARN
+    assert find_worst([]) is Verdict.OK
 
 
 def test_each_check_is_named_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,17 +118,19 @@ def job(state: JobState, reason: str = "") -> JobView:
 
 
 def test_a_job_that_trains_continues_with_its_cluster_not_without_any() -> None:
-    assert meanwhile(job(JobState.RUNNING)) == "the job continues as long as its Ray cluster runs"
-    assert meanwhile(None) == "the job continues as long as its Ray cluster runs"
+    assert describe_meanwhile(job(JobState.RUNNING)) == "the job continues as long as its Ray cluster runs"
+    assert describe_meanwhile(None) == "the job continues as long as its Ray cluster runs"
 
 
 def test_a_server_that_has_stopped_in_order_is_said_to_have_saved_the_job() -> None:
     for state in (JobState.PAUSING, JobState.QUEUED):
-        assert "the next server continues the job from its last step" in meanwhile(job(state, "server_stopped"))
+        assert "the next server continues the job from its last step" in describe_meanwhile(
+            job(state, "server_stopped")
+        )
 
 
 def test_a_job_that_does_not_train_does_not_continue() -> None:
-    assert meanwhile(job(JobState.QUEUED, "capacity")) == "the job is QUEUED"
+    assert describe_meanwhile(job(JobState.QUEUED, "capacity")) == "the job is QUEUED"
 
 
 def unread(function: Callable[..., Any]) -> list[str]:

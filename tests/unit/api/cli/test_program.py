@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from shoal_api.cli.errors import CliError
 from shoal_api.cli.program import make_spec, parse_workers, read_program
+from shoal_api.cli.session import CliError
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 
@@ -80,7 +80,7 @@ def test_options_that_bring_processes_together_are_left_out_and_named() -> None:
     options = ["--standalone", "--rdzv-backend=c10d", "--master_port", "29500"]
     program = read_program(["torchrun", *options, "train.py", "--standalone"])
     assert program is not None
-    assert program.not_needed == ("--standalone", "--rdzv-backend", "--master-port")
+    assert program.not_needed == ("--standalone", "--rdzv-backend", "--master_port")
     assert program.args == ("--standalone",)
 
 
@@ -182,7 +182,7 @@ def test_a_configuration_that_shoal_cannot_start_is_refused_by_its_key(
         (["torchrun", "--nproc-per-node", "gpu", "train.py"], "'gpu'", "--workers"),
         (["torchrun", "--nnodes", "4:2", "train.py"], "'4:2'", "2:8"),
         (["torchrun"], "no script", "shoal submit"),
-        (["torchrun", "-m"], "needs a module", "shoal submit"),
+        (["torchrun", "-m"], "no module", "shoal submit"),
         (["accelerate", "launch", "--config_file", "a.yaml", "train.py"], "a.yaml: No such file", "accelerate config"),
         (["deepspeed", "--include", "a:0", "train.py"], "--include", "worker.gpus"),
         (["deepspeed", "--num_nodes", "2", "train.py"], "--num_nodes", "--workers"),

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal_api.cli.errors import CliError
 from shoal_api.cli.program_findings import (
     LOOP_COST,
     Findings,
@@ -16,6 +15,7 @@ from shoal_api.cli.program_findings import (
     read_ray_train,
     refuse_function_as_task,
 )
+from shoal_api.cli.session import CliError
 from shoal_api.cli.trial import with_workers
 
 DDP = """\
@@ -77,18 +77,6 @@ def test_a_script_that_has_everything_can_run_as_it_is(tmp_path: Path) -> None:
         ("dist.init_process_group('gloo', init_method=f'tcp://{host}:1')", "init_method 'tcp://'"),
         ("os.environ.update(MASTER_ADDR='10.0.0.1')", "os.environ.setdefault"),
         ("os.environ.update({'MASTER_ADDR': '10.0.0.1'})", "os.environ.setdefault"),
-        ("if dist.get_rank() == 0: model(torch.ones(2))", "use its .module"),
-        ("if not rank and done: dist.barrier()", "rank 0 makes it alone"),
-        ("if int(os.environ['RANK']) == 0: dist.barrier()", "rank 0 makes it alone"),
-        ("if rank == 0: dist.all_gather_into_tensor(a, b)", "rank 0 makes it alone"),
-        ("if rank == 0: dist.new_group([0])", "rank 0 makes it alone"),
-        ("if 0 == rank: dist.barrier()", "rank 0 makes it alone"),
-        ("if dist.get_rank() < 1: dist.barrier()", "rank 0 makes it alone"),
-        ("if local_rank in (-1, 0): dist.barrier()", "rank 0 makes it alone"),
-        ("rank == 0 and dist.barrier()", "rank 0 makes it alone"),
-        ("main = rank == 0; y = model(x) if main else None", "use its .module"),
-        ("if os.environ.get('RANK', '0') == '0': dist.barrier()", "rank 0 makes it alone"),
-        ("if accelerator.is_main_process: accelerator.wait_for_everyone()", "rank 0 makes it alone"),
         ("os.environ |= {'MASTER_ADDR': 'x'}", "os.environ.setdefault"),
         ("os.environ.update(dict(MASTER_PORT='1'))", "os.environ.setdefault"),
         ("env = os.environ; env['MASTER_PORT'] = '1'", "os.environ.setdefault"),
@@ -164,38 +152,6 @@ def test_what_stands_in_the_way_of_a_task_is_named_with_its_lines(
     found = _examined(tmp_path, f"{DDP}{line}\n")
     assert found.obstacles == ()
     assert _places(found.before_task, words) == places
-
-
-@pytest.mark.parametrize(
-    ("lines", "place"),
-    [
-        ("if rank != 0:\n    pass\nelse:\n    dist.barrier()", "train.py:17"),
-        ("if not accelerator.is_main_process:\n    pass\nelse:\n    dist.barrier()", "train.py:17"),
-        ("def save():\n    if rank > 0:\n        return\n    dist.barrier()\ndist.barrier()", "train.py:17"),
-        ("self.net = DDP(net)\nif rank == 0:\n    self.net(x)", "train.py:16"),
-        ("net = DDP(net) if size > 1 else net\nif rank == 0:\n    net(x)", "train.py:16"),
-        ("def test(net):\n    net(x)\nif rank == 0:\n    test(model)", "train.py:17"),
-        ("def test():\n    model(x)\nif rank == 0:\n    test()", "train.py:17"),
-        ("def save():\n    dist.barrier()\nif rank == 0:\n    save()", "train.py:17"),
-    ],
-)
-def test_a_call_of_all_ranks_that_rank_0_makes_alone_is_seen_however_it_is_written(
-    lines: str, place: str, tmp_path: Path
-) -> None:
-    [alone] = _examined(tmp_path, f"{DDP}{lines}\n").obstacles
-    assert "rank 0 makes it alone" in alone.words and alone.places == (place,)
-
-
-def test_a_report_on_rank_0_alone_is_named_with_its_line(tmp_path: Path) -> None:
-    source = """
-    import ray.train
-    from ray.train.torch import TorchTrainer
-    def loop():
-        if ray.train.get_context().get_world_rank() == 0:
-            ray.train.report({"loss": 1.0})
-    TorchTrainer(loop).fit()
-    """
-    assert _places(_examined(tmp_path, source).obstacles, "rank 0 makes it alone") == ("train.py:6",)
 
 
 _ACCELERATE = "import os, torch\nfrom accelerate import Accelerator\nAccelerator()\n"

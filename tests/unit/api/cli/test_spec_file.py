@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.session import match_job
+from shoal_api.cli.session import CliError, match_job
 from shoal_api.cli.spec_file import apply_overrides, decode_spec, load_spec
 from shoal_service.views import JobSummary
 from shoal_workers.contract.job import JobState

@@ -34,7 +34,11 @@ def test_every_operation_has_a_method_and_every_method_an_operation() -> None:
 
 
 def _requests(name: str) -> Iterator[str]:
-    """Verb and path of each request in the source of a method, with {} for what is not constant."""
+    """Method and path of each request of a method, with {} for what is not constant."""
+    route = getattr(getattr(Client, name), "route", None)
+    if route is not None:
+        yield re.sub(r"{\w+}", "{}", route)
+        return
     tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(Client, name))))
     local: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
@@ -45,11 +49,9 @@ def _requests(name: str) -> Iterator[str]:
                 local |= {ast.unparse(one): value for one, value in zip(names, values, strict=True)}
     for call in ast.walk(tree):
         match call:
-            case ast.Call(func=ast.Attribute(attr="_post"), args=[_, ast.Constant(value=verb)]):
-                yield f"POST /v1/jobs/{{}}/{verb}"
             case ast.Call(args=[ast.Constant(value=verb), path, *_]) if verb in _VERBS:
                 yield f"{verb} {_template(path, local)}"
-            case ast.Call(func=ast.Attribute(attr="_get" | "stream" | "_follow" | "_save"), args=[path, *_]):
+            case ast.Call(func=ast.Attribute(attr="_get" | "_save"), args=[path, *_]):
                 yield f"GET {_template(path, local)}"
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal_api.demo.processes import ServerProcess, descendants, start_time
+from kit.processes.os_processes import is_alive
+from shoal_api.demo.processes import ServerProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -26,17 +27,12 @@ def test_stopping_kills_orphans_in_other_sessions(tmp_path: Path) -> None:
             assert server.exit_code() is None
             server.wait(0.05)
         orphan = int(server.log_tail()[-1])
-        assert start_time(orphan) is not None
+        assert is_alive(orphan)
         assert server.owns(orphan)
         assert not server.owns(os.getpid())
         assert not server.owns(1)
     finally:
         server.stop()
-    assert orphan not in descendants(os.getpid())
+    assert not is_alive(orphan)
     assert server.exit_code() is not None
     server.stop()
-
-
-def test_a_process_is_known_by_its_start_time() -> None:
-    assert start_time(os.getpid()) == start_time(os.getpid())
-    assert start_time(2**22 + 1) is None

@@ -13,12 +13,12 @@ from kit.views import series_point
 from shoal_api.demo.report import (
     DemoOutcome,
     Run,
-    contains_in_order,
-    failed_checks,
-    losses,
-    mean_tokens_per_s,
-    report,
-    world_sizes,
+    compute_tokens_per_s,
+    find_failed_checks,
+    find_world_sizes,
+    is_subsequence,
+    read_losses,
+    render_report,
 )
 from shoal_api.demo.show import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
 from shoal_service.core.downsampling import SeriesPoint
@@ -43,12 +43,12 @@ def shown(incident: IncidentView, broken: tuple[str, ...] = ()) -> str:
         layouts=("pp2", "fsdp3", "pp2"),
         survivors=(11, 12, 13),
         incidents=(incident,),
-        comparison=compare(losses(disturbed), losses(undisturbed), tolerance=1e-4),
+        comparison=compare(read_losses(disturbed), read_losses(undisturbed), tolerance=1e-4),
         val_bits_per_byte=2.5,
         tokens_per_s=1000.0,
     )
     console = Console(file=io.StringIO(), width=120)
-    for part in report(outcome, disturbed, undisturbed, broken, url="http://x", tolerance=1e-4):
+    for part in render_report(outcome, disturbed, undisturbed, broken, url="http://x", tolerance=1e-4):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -102,12 +102,12 @@ def outcome(incident: IncidentView, **changes: object) -> DemoOutcome:
 
 def test_world_sizes_are_one_entry_per_change_in_the_order_of_the_events() -> None:
     events = [formed(1, 4), formed(5, 4), formed(3, 3), formed(2, 4), event(4, "job.state", {})]
-    assert world_sizes(events) == (4, 3, 4)
+    assert find_world_sizes(events) == (4, 3, 4)
 
 
 def test_a_subsequence_may_have_gaps_but_keeps_its_order() -> None:
-    assert contains_in_order((4, 3, 2, 3, 4), (4, 3, 4))
-    assert not contains_in_order((3, 4), (4, 3, 4))
+    assert is_subsequence((4, 3, 2, 3, 4), (4, 3, 4))
+    assert not is_subsequence((3, 4), (4, 3, 4))
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,17 @@ def test_a_subsequence_may_have_gaps_but_keeps_its_order() -> None:
 def test_other_losses_fail_the_demo(incident: IncidentView, other: list[tuple[int, float]], message: str) -> None:
     compared = compare([(1, 1.0), (2, 0.5)], other, tolerance=1e-4)
     failed = outcome(incident, comparison=compared)
-    assert any(message in line for line in failed_checks(failed, workers=4, tolerance=1e-4))
+    assert any(message in line for line in find_failed_checks(failed, workers=4, tolerance=1e-4))
     json.dumps(failed.document(), allow_nan=False)
 
 
 def test_a_run_that_meets_every_check_passes(incident: IncidentView) -> None:
-    assert failed_checks(outcome(incident), workers=4, tolerance=1e-4) == ()
+    assert find_failed_checks(outcome(incident), workers=4, tolerance=1e-4) == ()
 
 
 def test_each_deviation_fails_one_check(incident: IncidentView) -> None:
     for change in ({"state": JobState.FAILED}, {"world_sizes": (4,)}, {"incidents": ()}):
-        assert len(failed_checks(outcome(incident, **change), workers=4, tolerance=1e-4)) == 1
+        assert len(find_failed_checks(outcome(incident, **change), workers=4, tolerance=1e-4)) == 1
 
 
 def test_the_json_document_has_the_documented_keys_on_one_line(incident: IncidentView) -> None:
@@ -160,8 +160,8 @@ def test_the_json_document_has_the_documented_keys_on_one_line(incident: Inciden
 
 
 def test_throughput_counts_from_the_first_step_to_the_last() -> None:
-    assert mean_tokens_per_s([point(1, 1.0, at=10), point(3, 1.0, at=12)], 50) == 50.0
-    assert mean_tokens_per_s([point(1, 1.0)], 50) is None
+    assert compute_tokens_per_s([point(1, 1.0, at=10), point(3, 1.0, at=12)], 50) == 50.0
+    assert compute_tokens_per_s([point(1, 1.0)], 50) is None
 
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "byte-lm.yaml"

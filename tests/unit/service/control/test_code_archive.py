@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_service.control.code_archive import MAX_FILES, CodeArchiveError, IgnoreRules, check
+from shoal_service.control.code_archive import MAX_FILES, CodeArchiveError, check, parse_ignore_rules
 
 Write = Callable[[zipfile.ZipFile], None]
 
@@ -194,11 +194,11 @@ FILES = (
 
 def _kept(text: str) -> list[str]:
     """What a packer keeps that does not enter ignored directories."""
-    rules = IgnoreRules.parse(text)
+    rules = parse_ignore_rules(text)
 
     def is_kept(path: str) -> bool:
         folders = [path[:at] for at, character in enumerate(path) if character == "/"]
-        return not rules.ignore(path, is_folder=False) and not any(rules.ignore(one, is_folder=True) for one in folders)
+        return not any(rules.match_file(name) for name in (path, *(f"{folder}/" for folder in folders)))
 
     return sorted(filter(is_kept, FILES))
 

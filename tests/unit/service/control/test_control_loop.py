@@ -16,7 +16,6 @@ from doubles.fake_cluster import FakeCluster
 from doubles.fake_clusters import FakeClusters
 from kit.store_calls import replace_call
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
-from shoal_service.clusters.wire import ClusterSnapshot
 from shoal_service.control import ownership
 from shoal_service.control.cluster_reader import ClusterReader
 from shoal_service.core.desired import Desired
@@ -273,15 +272,15 @@ async def test_a_cancel_needs_nothing_but_the_store(store: Store) -> None:
         assert bench.cluster.supervisors == {} and (silent, 1) in bench.cluster.reaped
 
 
-class SilentCluster(FakeCluster):
-    """Its head does not answer until the test does."""
+class SlowCluster(FakeCluster):
+    """Its gateway does not look again until the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.question = Hangs()
+        self.look = Hangs()
 
-    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
-        raise self.question
+    def look_now(self) -> None:
+        raise self.look
 
 
 def test_an_error_that_comes_after_the_deadline_is_not_reported_as_one_that_nobody_retrieved(store: Store) -> None:
@@ -289,13 +288,16 @@ def test_an_error_that_comes_after_the_deadline_is_not_reported_as_one_that_nobo
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
-        cluster, clock = SilentCluster(), FakeClock()
-        reading = asyncio.create_task(ClusterReader(store, FakeClusters.single(cluster), clock, "50%").read(None, {}))
-        await clock.advance(5.0)
-        assert await reading is False
-        del reading
-        cluster.question.answer(ClusterUnreachable("the head died meanwhile"))
+        cluster, clock = SlowCluster(), FakeClock()
+        reader = ClusterReader(store, FakeClusters.single(cluster), clock, "50%")
+        assert await reader.read(None, {})
+        reader.expire("default")
+        reading = asyncio.create_task(reader.read(None, {}))
+        await clock.advance(1.0)
+        assert await reading, "what was reported last counts"
+        cluster.look.answer(ClusterUnreachable("the head died meanwhile"))
         await settle()
+        del reader, reading
         gc.collect()
 
     run(main())

@@ -24,7 +24,7 @@ from shoal_service.store.store import Store
 from shoal_service.store.supervisor_links import Arrived
 from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.dialer import Dialer
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 

@@ -23,10 +23,10 @@ from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessE
 from shoal_service.home import Home
 from shoal_service.reports import PendingEvent, SupervisorReports
 from shoal_service.store import archives, checkpoint_rows, driving, histories, reporting, submissions, supervisor_links
+from shoal_service.store.database import attempt_tokens
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
-from shoal_service.store.tables import attempt_tokens
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_service.views import CheckpointView, JobPatch, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
@@ -52,7 +52,7 @@ async def test_a_supervisor_is_started_with_what_the_job_and_the_control_plane_s
 
 async def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store, tmp_path: Path) -> None:
     archive = pack(tmp_path)
-    store.writing(archives.put)(archives.checked(archive.sha256, archive.data), now=1.0)
+    store.writing(archives.put)(archives.check(archive.sha256, archive.data), now=1.0)
     bench = DriverBench(store, checkpoint={"url": "s3://bucket/run"}, code={"archive": archive.sha256})
     config = (await bench.started()).config
     assert config.checkpoint_root == f"s3://bucket/run/{bench.job_id}"
@@ -410,7 +410,7 @@ async def test_orders_that_a_gateway_never_answers_are_counted_and_end_an_attemp
     store: Store, tmp_path: Path, place: str
 ) -> None:
     archive = pack(tmp_path)
-    store.writing(archives.put)(archives.checked(archive.sha256, archive.data), now=1.0)
+    store.writing(archives.put)(archives.check(archive.sha256, archive.data), now=1.0)
     bench = DriverBench(store, code={"archive": archive.sha256})
 
     async def never(*arguments: object, **named: object) -> NoReturn:

@@ -14,8 +14,8 @@ from shoal_service.core.scheduling.explaining import GrowthLimit
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, WorkerNeed
 from shoal_service.reports import PendingEvent
 from shoal_service.store import histories, queueing, submissions
+from shoal_service.store.database import job_specs, jobs
 from shoal_service.store.store import Store
-from shoal_service.store.tables import job_specs, jobs
 from shoal_service.views import ElasticityPatch, JobPatch, JobStatus
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, JobState
@@ -108,7 +108,10 @@ async def test_the_reason_of_a_start_is_in_the_history_of_the_job(store: Store, 
     job_id = bench.submit()
     async with bench.running():
         [started] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.state"]
-        assert started.data["message"] == "Starts with 2 workers of 1 CPU (1 to 2)." and started.data["workers"] == 2
+        assert (
+            started.data["message"] == "Starting with 2 workers of 1 to 2 (1 CPU each)."
+            and started.data["workers"] == 2
+        )
 
 
 async def test_a_preempted_attempt_saves_and_ends_and_its_job_returns_to_the_queue(store: Store) -> None:
@@ -214,7 +217,7 @@ async def test_a_scale_up_that_does_not_pay_is_refused_with_the_reason_in_histor
         status = store.get_job(job_id).status
         assert status.desired_workers == 1 and status.held_back is not None
         answer = status.held_back
-        assert answer.limit is GrowthLimit.PAUSE_COSTS_MORE and "the change pauses it for" in answer.reason
+        assert answer.limit is GrowthLimit.PAUSE_COSTS_MORE and "costs a pause of" in answer.reason
         [event] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.held_back"]
         assert event.message == f"stays at 1 of 4 workers: {event.data['reason']}"
         assert [one.job_id for one in store.reading(queueing.view)().held_back] == [job_id]

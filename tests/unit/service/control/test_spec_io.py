@@ -216,13 +216,13 @@ def spec_of(finish_by: float | None, **changes: Any) -> JobSpec:
 
 
 def test_a_deadline_that_has_passed_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"finish_by was 2 min ago\. Set a later time"):
+    with pytest.raises(SpecError, match=r"finish_by was 2 min 00 s ago\. Set a later time"):
         check_deadline(spec_of(NOW - 120), (), NOW)
 
 
 def test_a_deadline_that_all_workers_cannot_meet_is_said_with_the_way_out() -> None:
     note = check_deadline(spec_of(NOW + 5, stop={"steps": 10**9}), (), NOW)
-    assert note.startswith("The deadline will probably be missed: finish_by is in 5 s, but ")
+    assert note.startswith("The deadline will probably be missed: finish_by is in 5.0 s, but ")
     assert "Set a later finish_by, or a larger elasticity.max_workers (4 now)." in note
 
 
@@ -243,7 +243,7 @@ def test_otherwise_nothing_is_said(spec: JobSpec) -> None:
 def test_the_deadline_of_a_script_is_only_refused_if_it_has_passed() -> None:
     script = {"script": {"file": "train.py"}}
     assert check_deadline(parse_spec({**script, "finish_by": NOW + 5}), (), NOW) == ""
-    with pytest.raises(SpecError, match="finish_by was 2 min ago"):
+    with pytest.raises(SpecError, match="finish_by was 2 min 00 s ago"):
         check_deadline(parse_spec({**script, "finish_by": NOW - 120}), (), NOW)
 
 

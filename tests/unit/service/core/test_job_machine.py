@@ -27,7 +27,7 @@ from shoal_service.core.supervisor_starts import (
     MAX_UNRECORDED_STARTS,
     ProcessEnd,
     after_failure,
-    lack_of_memory,
+    describe_lack_of_memory,
     while_unanswered,
 )
 from shoal_service.core.worker_changes import FRESH_S, Change, ChangeKind, connected
@@ -229,15 +229,17 @@ OTHER = ProcessEnd(False, "Worker unexpectedly exits with a connection error cod
 
 
 def test_the_words_for_lack_of_memory_name_the_node_its_memory_and_what_to_do() -> None:
-    words = lack_of_memory([KILLED] * 7 + [OTHER])
+    words = describe_lack_of_memory([KILLED] * 7 + [OTHER])
     assert "killed 7 of its last 8 processes" in words and "node 10.0.0.7 had no memory left" in words
     assert "(22.90 of 23.54 GB in use, Ray allows 95.0 %)" in words
     assert "worker.memory_gib" in words and "shoal drain" in words
 
 
 def test_other_deaths_are_not_explained_by_memory() -> None:
-    assert lack_of_memory([]) == "" and lack_of_memory([OTHER] * 4 + [KILLED] * 4) == ""
-    assert "had no memory left." in lack_of_memory([ProcessEnd(True, "other words")]), "of another release of Ray"
+    assert describe_lack_of_memory([]) == "" and describe_lack_of_memory([OTHER] * 4 + [KILLED] * 4) == ""
+    assert "had no memory left." in describe_lack_of_memory([ProcessEnd(True, "other words")]), (
+        "of another release of Ray"
+    )
 
 
 BUDGETED = [reason for reason, ending in ENDINGS.items() if ending.retry is Retry.BUDGET]
@@ -246,7 +248,7 @@ BUDGETED = [reason for reason, ending in ENDINGS.items() if ending.retry is Retr
 def test_every_end_reason_has_an_ending_with_words() -> None:
     assert set(ENDINGS) == set(EndReason)
     for ending in ENDINGS.values():
-        assert ending.words.endswith(".")
+        assert ending.message.endswith(".")
         assert ending.state.ended or ending.state is JobState.PAUSED
 
 
@@ -316,7 +318,7 @@ def test_an_end_that_repeats_itself_is_final_whatever_the_budget_is() -> None:
     record = FailureRecord(failures=0, last_step=0, max_failures=5)
     decision = decide_retry(EndReason.USER_ERROR, 15, record, mistake=REPEATED, has_run_long=True)
     assert (decision.again, decision.charged) == (False, True)
-    assert decision.reason == "No other attempt: it would end in the same way again."
+    assert decision.reason == "Not retried: it would end in the same way again."
 
 
 def test_the_last_allowed_retry_is_said_as_one() -> None:

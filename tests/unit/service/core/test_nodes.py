@@ -56,7 +56,9 @@ def test_a_cordoned_node_keeps_its_workers_and_its_capacity() -> None:
 def test_a_suspected_node_is_avoided_without_a_deadline() -> None:
     nodes = described([node("a"), node("b")], {}, {"b": SUSPICION})
     assert (nodes[1].suspected, nodes[1].suspected_since, nodes[1].next_test_at) == ("computes wrong", 2.0, 602.0)
-    assert avoided(nodes) == (AvoidedNode(node_id="b", reason="on probation: computes wrong"),)
+    assert avoided(nodes) == (AvoidedNode(node_id="b", reason="on probation: computes wrong", is_suspected=True),)
+    cordoned = nodes[1].model_copy(update={"cordon": Cordon(reason="bad fan", requested_at=1.0)})
+    assert not avoided((nodes[0], cordoned))[0].is_suspected, "a cordon keeps every new worker away"
 
 
 def test_suspected_nodes_are_used_if_there_is_no_other() -> None:
@@ -72,7 +74,8 @@ def test_suspected_nodes_are_used_if_there_is_no_other() -> None:
 def test_a_suspicion_of_one_job_puts_no_node_on_probation_for_others() -> None:
     nodes = described([node("a"), node("b")], {}, {"b": ALONE})
     assert avoided(nodes) == () == avoided(nodes, "j2") and not nodes[1].on_probation
-    assert avoided(nodes, "j1") == (AvoidedNode(node_id="b", reason="suspected by this job: computes wrong"),)
+    reason = "suspected by this job: computes wrong"
+    assert avoided(nodes, "j1") == (AvoidedNode(node_id="b", reason=reason, is_suspected=True),)
     assert nodes[1].suspected == "computes wrong" and nodes[1].suspected_by == ("j1",)
 
 

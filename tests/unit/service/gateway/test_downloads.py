@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from doubles.event_loop import settle
-from shoal_service.gateway.answering import Downloads
-from shoal_service.gateway.link import Link
-from shoal_service.gateway.on_nodes import SETTLE_S, SupervisorReserve, words_of
+from shoal_service.gateway.gateway import Downloads, Link
+from shoal_service.gateway.ray_cluster import SETTLE_S, SupervisorReserve, describe_other_releases
 
 
 async def test_forty_orders_for_a_few_archives_read_each_once_and_one_at_a_time() -> None:
@@ -76,7 +75,7 @@ def test_an_archive_goes_on_where_its_connection_broke() -> None:
 
 
 def test_both_releases_and_the_nodes_are_named() -> None:
-    words = words_of("0.2.0", {"10.0.0.3": "0.1.0", "10.0.0.2": "0.2.0", "10.0.0.4": "none"})
+    words = describe_other_releases("0.2.0", {"10.0.0.3": "0.1.0", "10.0.0.2": "0.2.0", "10.0.0.4": "none"})
     assert words == (
         " The control plane is Shoal 0.2.0, and 10.0.0.3 has 0.1.0, 10.0.0.4 has no Shoal: "
         "install the same release on every node."
@@ -84,11 +83,11 @@ def test_both_releases_and_the_nodes_are_named() -> None:
 
 
 def test_nothing_is_said_of_equal_releases() -> None:
-    assert words_of("0.2.0", {}) == words_of("0.2.0", {"10.0.0.2": "0.2.0"}) == ""
+    assert describe_other_releases("0.2.0", {}) == describe_other_releases("0.2.0", {"10.0.0.2": "0.2.0"}) == ""
 
 
 def test_of_many_nodes_some_are_named() -> None:
-    assert "and 15 more nodes:" in words_of("0.2.0", {f"10.0.0.{n}": "0.1.0" for n in range(20)})
+    assert "and 15 more nodes:" in describe_other_releases("0.2.0", {f"10.0.0.{n}": "0.1.0" for n in range(20)})
 
 
 KEEP_S = 600.0

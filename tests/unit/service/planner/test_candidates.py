@@ -111,6 +111,18 @@ def test_a_product_of_all_five_axes_is_there() -> None:
     assert set(table.level) == set(range(len(LEVELS))) - {LEVELS.index(ShardLevel.NONE)}
 
 
+def test_an_ep_over_tp_and_cp_ranks_is_listed_only_for_another_program() -> None:
+    spec = _spec(8)
+    shape, degrees = shape_of(spec), legal_degrees(spec, plan_of(spec))
+    assert shape is not None
+    limits = Limits(degrees, spec.batch.num_micro_batches, 8, folds_experts=True)
+    table, legal = candidates(shape, limits, [8]), _all(spec, 8)
+    assert not legal.folds_experts.any()
+    folded = {layout for layout in _rows(table) if layout.dp_shard % layout.ep}
+    assert {(layout.tp, layout.cp, layout.dp_shard, layout.ep) for layout in folded} >= {(4, 1, 2, 8), (2, 2, 2, 8)}
+    assert _rows(table) - folded == _rows(legal)
+
+
 def test_choices_without_effect_are_not_varied() -> None:
     table = _all(_spec(), 4)
     assert set(table.schedule[table.pp == 1]) == {SCHEDULES.index(Schedule.ONE_F_ONE_B)}

@@ -1,5 +1,6 @@
 """Parameters and arithmetic, bytes of one rank by hand and as measured, and the host memory of a worker."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,15 @@ def test_a_plain_replica_gathers_nothing_and_has_its_gradients_twice(shape: Any,
     assert (parts[BytesPart.GATHERED], parts[BytesPart.GRADIENTS]) == (0, 8 * PARAMS)
 
 
+def test_rounding_takes_a_copy_random_numbers_and_what_is_sent(shape: Any, round_numbers: Any) -> None:
+    rounded, plain = replace(FP32, reduction="int8"), LEVELS.index(ShardLevel.NONE)
+    coded = 1 + 4 / 128
+    replica = _parts(shape, round_numbers, rounded, dp_replicate=4, level=plain)
+    assert replica[BytesPart.GRADIENTS] == (8 + 3 * coded) * PARAMS
+    sharded = _parts(shape, round_numbers, rounded, dp_shard=4, level=LEVELS.index(ShardLevel.FULL))
+    assert sharded[BytesPart.GRADIENTS] == PARAMS + (BLOCK + TABLE) * (8 + 8 + coded)
+
+
 def test_one_micro_batchs_gradients_come_as_its_activations_go(shape: Any, round_numbers: Any) -> None:
     moving = (BLOCK + TABLE) * 8
     parts = _parts(shape, round_numbers, dp_shard=4, fed=1)
@@ -158,6 +168,18 @@ def test_experts_are_cut_by_ep_and_then_by_what_is_left(job: Any, round_numbers:
     assert parts[BytesPart.PARAMETERS] == pytest.approx(4 * (experts / 4 + rest / 4))
     assert parts[BytesPart.GATHERED] == pytest.approx(4 * (experts / 2 + rest))
     assert parts[BytesPart.EXCHANGE] == 2 * 32 * 2 * 8 * 4
+
+
+def test_experts_over_tp_ranks_are_cut_by_all_ranks_and_get_the_tokens_of_one(job: Any, round_numbers: Any) -> None:
+    shape: Any = shape_of(job({**MODEL, "num_experts": 4, "expert_hidden_dim": 16}))
+    experts = 3 * 4 * 3 * 8 * 16
+    apart, folded = (_parts(shape, round_numbers, dp_shard=dp_shard, tp=2, ep=4) for dp_shard in (4, 2))
+    assert apart[BytesPart.EXCHANGE] == 2 * 32 * 2 * 8 * 4 == 2 * folded[BytesPart.EXCHANGE]
+    dense = apart[BytesPart.PARAMETERS] - 4 * experts / 8
+    assert folded[BytesPart.PARAMETERS] == pytest.approx(2 * dense + 4 * experts / 4)
+    copies = 3 * 4 * 32 * 3 * 2 * 8  # of each token, for two experts, in 3 blocks
+    saved = apart[BytesPart.ACTIVATIONS] - folded[BytesPart.ACTIVATIONS]
+    assert saved == copies / 2
 
 
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.sampled_from([0, 4]), st.sampled_from([2, 4]))
@@ -344,11 +366,22 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_and_gradients_are_those_of_the_optimizer(name: str, model: dict[str, Any]) -> None:
-    spec = _spec(model, optimizer=OPTIMIZERS[name])
+    _assert_holding(_spec(model, optimizer=OPTIMIZERS[name]), model)
+
+
+@pytest.mark.parametrize("compress", ["none", "bf16", "int8", "sparse"])
+@pytest.mark.parametrize("name", ["adamw", "momentum", "frozen"])
+def test_an_island_keeps_the_outer_state_too(name: str, compress: str) -> None:
+    islands = {"num": 2, "index": 0, "compress": compress}
+    _assert_holding(_spec(DENSE, optimizer=OPTIMIZERS[name], islands=islands), DENSE)
+
+
+def _assert_holding(spec: JobSpec, model: dict[str, Any]) -> None:
+    """The planner's bytes are those of the optimizer that the engine makes."""
     module = _model(model)
     freeze(module, spec.optimizer)
     groups = groups_of_spec(module, spec.optimizer)
-    optimizer = named_optimizer(Assembly(Layout(), (module,)), spec.optimizer, groups)
+    optimizer = named_optimizer(Assembly(Layout(), (module,)), spec.optimizer, groups, spec.islands)
     trained = [one for one in module.parameters() if one.requires_grad]
     for one in trained:
         one.grad = torch.randn_like(one)

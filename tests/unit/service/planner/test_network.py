@@ -91,6 +91,12 @@ def test_without_known_nodes_the_profile_says_their_size() -> None:
         assert predicted(layout, (), H100) == predicted(layout, ((8, 8),), H100)
 
 
+def test_an_ep_over_tp_ranks_stays_in_a_node_if_it_has_room() -> None:
+    inside = predicted(Layout(tp=4, dp_shard=4, ep=8), (), H100)
+    assert (inside["ep"], inside["dp_shard"]) == (INSIDE, LinkClass.BETWEEN_NODES)
+    assert predicted(Layout(tp=4, dp_shard=8, ep=32), (), H100)["ep"] is LinkClass.BETWEEN_NODES
+
+
 @given(
     st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=3),
     st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)),
@@ -216,7 +222,7 @@ def test_the_axes_beside_tp_are_compared_with_the_links_that_they_cross() -> Non
         (((16,),), "pp2 x fsdp2 x tp4", "fsdp16"),
         (((8, 8),), "pp2 x cp2 x tp4", "fsdp16"),
         (((4, 4, 4, 4),), "pp4 x tp4", "fsdp16"),
-        (((1,) * 16,), "pp8 x cp2", "pp8 x fsdp2"),
+        (((1,) * 16,), "pp8 x fsdp2", "pp8 x fsdp2"),
         (((1,) * 8, (1,) * 8), "pp8 x cp2", "pp4 x fsdp4"),
     ],
 )

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal_service.core.hardware_profile import LinkClass
 from shoal_service.planner import plan, plan_ahead, plans, rank, refusal
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.planning import _remembered
@@ -316,7 +317,20 @@ def test_a_layout_is_compared_whatever_its_place() -> None:
     layout = found.compared.layout
     assert (layout.tp, layout.pp, layout.dp_shard, layout.world_size) == (8, 2, 4, 64)
     assert found.compared.step_s > found.predictions[0].step_s
+    assert found.compared_refused == ()
     assert rank(_example("llama-70b"), 64, PROFILES["h100"], compare={"tp": 3}).compared is None
+
+
+def test_a_layout_of_another_program_is_predicted_and_the_refusal_said() -> None:
+    found = rank(_example("llama-70b"), 64, PROFILES["h100"], top=1, compare={"tp": 16})
+    assert found.compared is not None and found.compared.layout.tp == 16
+    (refusal_of_tp,) = found.compared_refused
+    assert refusal_of_tp.startswith("tp 16 does not divide the number of key and value heads, 8: ")
+    found = rank(_example("moe-671b"), 256, PROFILES["h100"], top=1, compare={"tp": 8, "pp": 8, "ep": 32})
+    assert found.compared is not None and found.compared.layout.dp_shard == 4
+    assert found.compared.links["ep"] is LinkClass.BETWEEN_NODES
+    (refusal_of_ep,) = found.compared_refused
+    assert refusal_of_ep.startswith("ep 32 takes its ranks from dp_shard 4, but ")
 
 
 def test_recomputation_that_is_fixed_is_named_as_the_way_out() -> None:

@@ -33,7 +33,6 @@ def test_a_self_contained_trace_is_read_in_the_order_of_submission() -> None:
     assert (first.min_workers, first.max_workers, first.asked_workers, first.restart_s) == (2, 2, 2, None)
     assert (second.job_id, second.project, second.priority) == ("job-1", "vision", 50)
     assert [second.curve.rate(workers) for workers in (1, 2, 3, 4)] == [10, 18, 24, 30]
-    assert second.fastest_rate == 30
 
 
 def test_a_published_trace_takes_its_curves_from_the_file_beside_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from kit.views import series_point
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.catalogue import describe
-from shoal_service.supervisor.inspection import end_words
+from shoal_service.supervisor.inspection import describe_end
 from shoal_service.supervisor.reporting.reporter import MetricBacklog
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.spec import MetricsSpec
@@ -123,7 +123,7 @@ def test_a_value_that_is_not_finite_is_left_out() -> None:
     ],
 )
 def test_the_end_has_the_words_of_the_job(reason: EndReason, words: str) -> None:
-    assert end_words(reason) == words
+    assert describe_end(reason) == words
 
 
 def point(step: int) -> SeriesPoint:

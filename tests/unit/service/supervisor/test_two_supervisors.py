@@ -5,7 +5,7 @@ from doubles.fake_journal import JournalStorage
 from doubles.supervisor_bench import SupervisorBench
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName

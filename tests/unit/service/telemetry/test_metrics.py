@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal_service.telemetry.catalogue import ALL
-from shoal_service.telemetry.metric import STEP_BOUNDS_S, Kind, StepTimes
+from shoal_service.telemetry.catalogue import STEP_BOUNDS_S, Kind, StepTimes
+from shoal_service.telemetry.exposition import ALL
 from shoal_service.telemetry.tallies import RequestMetrics
-from shoal_service.telemetry.text_format import OPENMETRICS, TEXT, compressed, media_type_of
+from shoal_service.telemetry.text_format import OPENMETRICS, TEXT, choose_media_type, compress
 
 
 def test_every_metric_has_help_and_histograms_have_rising_buckets() -> None:
@@ -60,11 +60,11 @@ def test_a_value_on_a_bound_belongs_to_it() -> None:
 
 def test_a_stream_is_counted_and_its_duration_is_not() -> None:
     metrics = RequestMetrics()
-    metrics.stream_opened()
-    assert metrics.num_streams == 1
+    metrics.streams.add()
+    assert metrics.streams.value() == 1
     metrics.observe("GET", "/v1/jobs/{job_id}/events", 200, None)
-    metrics.stream_closed()
-    assert metrics.num_streams == 0
+    metrics.streams.add(amount=-1)
+    assert metrics.streams.value() == 0
     assert metrics.latencies.values() == {} and len(metrics.finished.values()) == 1
 
 
@@ -108,7 +108,7 @@ PROMETHEUS_3 = (
     ],
 )
 def test_a_scraper_gets_the_format_that_it_prefers_of_a_version_that_there_is(accept: str, expected: str) -> None:
-    assert media_type_of(accept) == expected
+    assert choose_media_type(accept) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,6 @@ def test_a_scraper_gets_the_format_that_it_prefers_of_a_version_that_there_is(ac
 )
 def test_only_who_accepts_gzip_gets_it(accept: str, is_small: bool) -> None:
     body = b"shoal_jobs 1\n" * 1000
-    small = compressed(body, accept)
+    small = compress(body, accept)
     assert (small is not None and gzip.decompress(small) == body) == is_small
-    assert compressed(b"shoal_jobs 1\n", accept) is None
+    assert compress(b"shoal_jobs 1\n", accept) is None

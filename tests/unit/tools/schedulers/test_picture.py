@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from kit.market_traces import market, scripted, trace_job
 from schedule_picture import Panel, draw, title
-from shoal_api.cli.render.simulation import Simulated
+from shoal_api.cli.render.plan import Simulated
 from shoal_service.simulator.engine import simulate
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.traces import Capacity

@@ -42,7 +42,7 @@ Commit = Callable[..., CheckpointName]
 
 
 def test_empty_root_has_no_checkpoint(catalog: CheckpointCatalog) -> None:
-    assert catalog.newest() is None
+    assert catalog.search().name is None
     assert catalog.markers() == []
     assert catalog.retain(1, damaged=(), in_flight=()) == []
 
@@ -108,7 +108,7 @@ def test_incomplete_parts_are_a_programming_error(
     }[spoil]
     with pytest.raises(AssertionError):
         catalog.commit(spoilt, job_id="job", attempt=1, now=5.0)
-    assert catalog.newest() is None
+    assert catalog.search().name is None
 
 
 def test_part_that_the_committer_cannot_see_is_not_committed(
@@ -118,17 +118,18 @@ def test_part_that_the_committer_cannot_see_is_not_committed(
     open_directory(root).child(str(CheckpointName(10, 1, 1))).remove("shard-00001.bin")
     with pytest.raises(DamagedCheckpoint, match=r"shard-00001\.bin is missing \(2000 bytes\)"):
         catalog.commit(parts, job_id="job", attempt=1, now=5.0)
-    assert catalog.newest() is None
+    assert catalog.search().name is None
 
 
 def test_newest_is_by_step_then_by_writer(catalog: CheckpointCatalog, commit: Commit) -> None:
     commit(10, generation=1)
     commit(20, generation=1)
     newest = commit(20, generation=2)
-    assert catalog.newest() == newest
-    assert catalog.newest(excluding=[newest]) == CheckpointName(20, 1, 1)
-    assert catalog.newest(before=CheckpointName(20, 1, 1)) == CheckpointName(10, 1, 1)
-    assert catalog.newest(before=CheckpointName(10, 1, 1)) is None
+    assert catalog.search().name == newest
+    assert catalog.search(excluding=[newest]).name == CheckpointName(20, 1, 1)
+    both = [newest, CheckpointName(20, 1, 1)]
+    assert catalog.search(excluding=both).name == CheckpointName(10, 1, 1)
+    assert catalog.search(excluding=[*both, CheckpointName(10, 1, 1)]).name is None
 
 
 @pytest.mark.parametrize("file", ["shard-00000.bin", "shard-00001.bin", "shard-00001.json"])
@@ -175,7 +176,7 @@ def test_retain_leaves_damaged_good_and_in_flight_ones(
     write_parts(5)
     first, second, third = commit(10), commit(20), commit(30)
     assert catalog.retain(1, damaged=[third, second], in_flight=[CheckpointName(5, 1, 1)]) == []
-    assert catalog.newest(excluding=[third, second]) == first
+    assert catalog.search(excluding=[third, second]).name == first
 
 
 def test_a_half_deleted_checkpoint_does_not_count_and_is_deleted_next_time(
@@ -183,7 +184,7 @@ def test_a_half_deleted_checkpoint_does_not_count_and_is_deleted_next_time(
 ) -> None:
     first, second = commit(10), commit(20)
     open_directory(root).child(str(first)).remove(MARKER_NAME)
-    assert catalog.newest(before=second) is None
+    assert catalog.search(excluding=[second]).name is None
     assert catalog.retain(5, damaged=(), in_flight=()) == [first]
 
 
@@ -257,7 +258,7 @@ def test_unknown_protocol_is_unusable() -> None:
 def test_storage_that_does_not_answer_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="Not a directory"):
-        CheckpointCatalog(f"{tmp_path}/file/job").newest()
+        CheckpointCatalog(f"{tmp_path}/file/job").search()
 
 
 def test_the_catalog_needs_no_torch() -> None:

@@ -117,14 +117,14 @@ def test_a_name_cannot_leave_its_directory(place: Directory, outside: Path, name
 def test_a_linked_checkpoint_or_marker_is_none(job: Path, outside: Path) -> None:
     catalog = CheckpointCatalog(str(job))
     (job / str(NAME)).symlink_to(outside / str(NAME))
-    assert (catalog.newest(), catalog.markers(), catalog.has_marker(NAME)) == (None, [], False)
+    assert (catalog.search().name, catalog.markers(), catalog.has_marker(NAME)) == (None, [], False)
     with pytest.raises(DamagedCheckpoint):
         catalog.verify(NAME)
     catalog.delete(NAME)
     assert (outside / str(NAME) / MARKER_NAME).read_bytes() == SECRET and not (job / str(NAME)).exists()
     (job / str(NAME)).mkdir()
     (job / str(NAME) / MARKER_NAME).symlink_to(outside / "token")
-    assert catalog.newest() is None and not catalog.has_marker(NAME)
+    assert catalog.search().name is None and not catalog.has_marker(NAME)
 
 
 def test_a_store_over_local_files_is_refused(job: Path) -> None:

@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from shoal_workers.checkpoint.needed_parts import Box, Follower, NeededParts, Numbers, Wanted, group_of
+from shoal_workers.checkpoint.load_plan import Box, Follower, NeededParts, Numbers, Wanted, group_of
 
 _SHAPES: dict[str, Numbers] = {
     "embed": (1000, 48),

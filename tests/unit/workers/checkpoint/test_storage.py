@@ -1,6 +1,7 @@
 """Every kind of storage behaves the same."""
 
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,19 @@ def test_of_many_creators_at_once_one_wins(tmp_path: Path) -> None:
         won = list(threads.map(lambda number: place.create_file("a", b"%d" % number), range(32)))
     assert won.count(True) == 1 and place.read("a") == b"%d" % won.index(True)
     assert list(place.files()) == ["a"]
+
+
+def test_a_file_that_goes_while_its_directory_is_listed_is_left_out(tmp_path: Path) -> None:
+    """As the draft of a file does that another process writes: the directory is there all the time."""
+    names, place = [f"{number}.writing" for number in range(500)], open_directory(str(tmp_path))
+    for _ in range(20):
+        for name in ["a", *names]:
+            (tmp_path / name).touch()
+        remover = threading.Thread(target=lambda: [(tmp_path / name).unlink() for name in names])
+        remover.start()
+        while remover.is_alive():
+            assert place.files()["a"] == 0
+        remover.join()
 
 
 def test_write_that_fails_midway_leaves_the_old_content(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shoal_workers.contract.exception_causes import (
     ERRNOS,
+    MISTAKES,
     TEXTS,
     ErrorClass,
     Frame,
@@ -178,3 +179,19 @@ def test_a_marker_survives_json_and_adds_up_its_files() -> None:
     marker = CommitMarker(job_id="j", attempt=1, generation=2, step=3, world_size=1, committed_at=4.5, files=files)
     assert CommitMarker.model_validate_json(marker.model_dump_json()) == marker
     assert marker.total_bytes == 15
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NotImplementedError: Operator aten.view.default does not have a sharding strategy registered.",
+        "RuntimeError: aten.view.default: in-place operations that require placement changes are not supported",
+        "RuntimeError: Cannot flatten unevenly sharded tensor: dimension 0 (size 3) is not evenly divisible by mesh "
+        "dimension 0 (size 2). Please redistribute the tensor before this operation.\n\n"
+        "Sharding propagation failed for aten.view.default(Spec(f32[3, 8](S(0))), [24]) on DeviceMesh((shards=2))",
+    ],
+)
+def test_an_operation_that_shards_lack_is_named_however_torch_says_it(text: str) -> None:
+    [pattern] = [row.pattern for row in MISTAKES if row.name == "optimizer_on_shards"]
+    match = pattern.search(text)
+    assert match is not None and match[1] == "aten.view.default"

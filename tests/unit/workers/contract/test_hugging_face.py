@@ -192,6 +192,24 @@ def test_sizes_have_the_names_of_the_family() -> None:
     assert as_language_model(HuggingFaceConfig(config=MIXTURE)) is None, "its experts are whole under tp"
 
 
+@pytest.mark.parametrize(
+    ("changes", "num_windowed"),
+    [
+        ({}, 0),
+        ({"model_type": "mistral", "sliding_window": 64}, 3),
+        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": False}, 0),
+        ({"model_type": "gemma2", "sliding_window": 64}, 2),
+        ({"model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 3}, 2),
+        ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}, 1),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+    ],
+)
+def test_blocks_with_a_sliding_window_are_counted(changes: dict[str, Any], num_windowed: int) -> None:
+    sizes = sizes_of(HuggingFaceConfig(config={**CONFIG, **changes}))
+    assert sizes is not None
+    assert sizes.num_windowed_layers == num_windowed
+
+
 def test_the_planner_uses_its_sizes() -> None:
     same = as_language_model(HuggingFaceConfig(config={**CONFIG, "head_dim": 16}, seq_len=64))
     assert same is not None

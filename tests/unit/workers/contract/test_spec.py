@@ -204,7 +204,7 @@ def test_the_document_of_a_script_has_no_keys_of_tasks_and_can_be_submitted_agai
     assert [key for key in KEYS_OF_TASKS if key in document] == []
     assert parse_spec(document) == script == JobSpec.model_validate_json(script.model_dump_json())
     task = parse_spec({"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}})
-    assert {*KEYS_OF_TASKS} - {"module_precision", "fp8"} <= task.model_dump().keys()
+    assert {*KEYS_OF_TASKS} - {"module_precision", "fp8", "islands"} <= task.model_dump().keys()
 
 
 def test_module_precision_is_written_only_where_it_is_set_and_survives_json() -> None:

@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.corpus import Corpus, ShardEntry, Written, file_crc32, load_entry, write_durably, write_shard
-from shoal_workers.data.dataset import TokenDataset
 from shoal_workers.data.documents import Document, Position
 from shoal_workers.data.errors import CorpusTooSmallError, TokenizerError
+from shoal_workers.data.mixture import TokenDataset
 from shoal_workers.data.prepare import prepare_corpus
 from shoal_workers.data.tokenizer import (
     ByteTokenizer,
     DocumentEncoder,
     Lookahead,
     Split,
+    choose_split,
+    choose_token_dtype,
     load_tokenizer,
-    split_of,
-    token_dtype,
 )
 
 
@@ -42,19 +42,19 @@ def _documents(*texts: bytes) -> list[Document]:
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(256, "u1"), (257, "u2"), (65_536, "u2"), (65_537, "u4")])
 def test_the_dtype_is_the_smallest_that_holds_the_vocabulary(vocab: int, dtype: str) -> None:
-    assert token_dtype(vocab) == np.dtype(f"<{dtype}")
+    assert choose_token_dtype(vocab) == np.dtype(f"<{dtype}")
 
 
 @given(st.binary(min_size=1), st.floats(0, 0.999))
 def test_the_split_is_a_function_of_the_text_and_grows_with_the_fraction(text: bytes, fraction: float) -> None:
-    assert split_of(text, fraction) == split_of(text, fraction)
-    assert split_of(text, 0.0) is Split.TRAIN
-    if split_of(text, fraction) is Split.VALIDATION:
-        assert split_of(text, 0.9999999999) is Split.VALIDATION
+    assert choose_split(text, fraction) == choose_split(text, fraction)
+    assert choose_split(text, 0.0) is Split.TRAIN
+    if choose_split(text, fraction) is Split.VALIDATION:
+        assert choose_split(text, 0.9999999999) is Split.VALIDATION
 
 
 def test_about_the_requested_share_of_documents_is_for_validation() -> None:
-    num_validation = sum(split_of(b"document %d" % n, 0.05) is Split.VALIDATION for n in range(10_000))
+    num_validation = sum(choose_split(b"document %d" % n, 0.05) is Split.VALIDATION for n in range(10_000))
     assert 400 < num_validation < 600
 
 
@@ -66,7 +66,9 @@ def _write(path: Path, *texts: bytes, max_bytes: int = 1 << 20, fraction: float 
 def test_a_shard_contains_training_then_validation_tokens_with_document_ends(tmp_path: Path) -> None:
     texts = [b"text number %d" % n for n in range(30)]
     entry = _write(tmp_path / "tokens-00000.bin", *texts, fraction=0.3)
-    expected = [token for split in Split for text in texts if split_of(text, 0.3) is split for token in (*text, 256)]
+    expected = [
+        token for split in Split for text in texts if choose_split(text, 0.3) is split for token in (*text, 256)
+    ]
     assert np.fromfile(tmp_path / "tokens-00000.bin", dtype="<u2").tolist() == expected
     assert entry.last
     assert sum(entry.num_documents.values()) == 30

@@ -15,7 +15,7 @@ from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.text_data import TextDataConfig, TextSource
 from shoal_workers.data.errors import CorpusTooSmallError, MissingTextError
 from shoal_workers.data.mixture import Interleaving, Mixture, MixtureOrder, shares_of
-from shoal_workers.data.tokenizer import Split, split_of
+from shoal_workers.data.tokenizer import Split, choose_split
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.tasks.text import TextTask
 
@@ -181,7 +181,7 @@ def test_validation_has_the_shares_too_and_each_sample_once(tmp_path: Path) -> N
     for letter, num_documents in (("a", 200), ("b", 100), ("c", 9)):
         texts = ["".join(f"{letter}{10 * n + part:07d}" for part in range(5)) for n in range(num_documents)]
         if letter == "c":
-            texts = [text for text in texts if split_of(text.encode(), 0.4) is Split.TRAIN]
+            texts = [text for text in texts if choose_split(text.encode(), 0.4) is Split.TRAIN]
         rows = "".join(f'{{"text": "{text}"}}\n' for text in texts)
         (tmp_path / f"{letter}.jsonl").write_text(rows)
     weights = {"a": 3, "b": 1, "c": 1}

@@ -1,16 +1,15 @@
-"""Processes of one node and of several that prepare a corpus, and the death of each. They report over their pipes."""
+"""Processes that prepare one corpus, and the death of each. They report over their pipes."""
 
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from shoal_workers.contract.text_data import TextDataConfig
-from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.prepare import prepare_corpus
 
 ConfigOf = Callable[..., TextDataConfig]
@@ -49,46 +48,10 @@ def report(state):
 corpus = prepare_corpus(TextDataConfig.model_validate_json(sys.argv[1]), report, shard_bytes=8192, tokenizer=tokenizer)
 print(tokenizer.num_documents, corpus.index.content_hash, flush=True)
 """
-NODE_SHARD_BYTES = 16384
-NODE = """
-import os, sys
-from shoal_workers.contract.text_data import TextDataConfig
-from shoal_workers.data.prepare import Sharing, prepare_corpus
-from shoal_workers.data.tokenizer import ByteTokenizer
-
-config, machine, hold_at = TextDataConfig.model_validate_json(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-
-class Tokenizer(ByteTokenizer):
-    num_documents = 0
-
-    def encode(self, text):
-        self.num_documents += 1
-        if self.num_documents == hold_at:
-            print("holding", flush=True)
-            sys.stdin.readline()
-        return super().encode(text)
-
-tokenizer = Tokenizer()
-said = set()
-
-def report(state):
-    said.add(state.phase.value)
-    if state.num_other_nodes:
-        said.add(f"with {state.num_other_nodes}")
-
-corpus = prepare_corpus(
-    config, report, shard_bytes=16384, tokenizer=tokenizer, sharing=Sharing(machine=machine, portion_bytes=4000)
-)
-print(tokenizer.num_documents, corpus.index.content_hash, *sorted(said), flush=True)
-"""
 
 
 def _child(config: TextDataConfig, stop_at: int = -1, how: str = "hold") -> AbstractContextManager[Process]:
     return _process(CHILD, config, str(stop_at), how)
-
-
-def _node(config: TextDataConfig, machine: str, hold_at: int = -1) -> AbstractContextManager[Process]:
-    return _process(NODE, config, machine, str(hold_at))
 
 
 @contextmanager
@@ -162,82 +125,3 @@ def test_a_killed_holder_frees_the_lock_and_leaves_its_finished_shards(text_dir:
 def _let_go(process: Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
-
-
-@pytest.fixture
-def alone(text_dir: Path, tmp_path: Path) -> Corpus:
-    """What one process makes."""
-    config = TextDataConfig(paths=(str(text_dir),), cache_dir=str(tmp_path / "alone"))
-    return prepare_corpus(config, lambda _: None, shard_bytes=NODE_SHARD_BYTES)
-
-
-def _files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-def _assert_same(tmp_path: Path, alone: Corpus) -> None:
-    [directory] = (tmp_path / "cache").glob("text-*/")
-    assert _files(directory) == _files(alone.directory)
-
-
-def test_nodes_share_the_work_and_make_the_shards_of_one_process(
-    text_dir: Path, config_of: ConfigOf, alone: Corpus, tmp_path: Path
-) -> None:
-    config = config_of(text_dir)
-    with ExitStack() as stack:
-        holder = stack.enter_context(_node(config, "a", 2))
-        assert _line(holder) == "holding"
-        helpers = [stack.enter_context(_node(config, machine, 3)) for machine in ("b", "c")]
-        assert [_line(helper) for helper in helpers] == ["holding"] * 2
-        for node in (*helpers, holder):
-            _let_go(node)
-        found = [_line(node).split() for node in (holder, *helpers)]
-    assert {content_hash for _, content_hash, *_ in found} == {alone.index.content_hash}
-    assert all(int(num) >= 2 for num, *_ in found) and sum(int(num) for num, *_ in found) == 40
-    assert " with 2" in " ".join(found[0]) and ["helping" in said for _, _, *said in found] == [False, True, True]
-    _assert_same(tmp_path, alone)
-
-
-def test_a_killed_helper_loses_its_portion_alone(
-    text_dir: Path, config_of: ConfigOf, alone: Corpus, tmp_path: Path
-) -> None:
-    config = config_of(text_dir)
-    with _node(config, "a", 2) as holder:
-        assert _line(holder) == "holding"
-        with _node(config, "b", 6) as helper:  # in its second portion or later
-            assert _line(helper) == "holding"
-            kept = len(list((tmp_path / "cache").glob("*/portions/*.part")))
-            helper.kill()
-            assert helper.wait() == -signal.SIGKILL
-        _let_go(holder)
-        num_documents, content_hash, *_ = _line(holder).split()
-    assert kept >= 1 and int(num_documents) < 40, "what the helper had finished was used"
-    assert content_hash == alone.index.content_hash
-    _assert_same(tmp_path, alone)
-
-
-def test_a_helper_takes_the_place_of_a_killed_holder(
-    text_dir: Path, config_of: ConfigOf, alone: Corpus, tmp_path: Path
-) -> None:
-    config = config_of(text_dir)
-    with _node(config, "a", 20) as holder:
-        assert _line(holder) == "holding"
-        with _node(config, "b", 6) as helper:
-            assert _line(helper) == "holding"
-            holder.kill()
-            assert holder.wait() == -signal.SIGKILL
-            _let_go(helper)
-            num_documents, content_hash, *_ = _line(helper).split()
-    assert int(num_documents) < 40
-    assert content_hash == alone.index.content_hash
-    _assert_same(tmp_path, alone)
-
-
-def test_a_node_with_a_cache_of_its_own_prepares_alone(
-    text_dir: Path, config_of: ConfigOf, alone: Corpus, tmp_path: Path
-) -> None:
-    with _node(config_of(text_dir), "a", 2) as holder:
-        assert _line(holder) == "holding"
-        other = TextDataConfig(paths=(str(text_dir),), cache_dir=str(tmp_path / "other"))
-        with _node(other, "b") as node:
-            assert _line(node).split()[:2] == ["40", alone.index.content_hash]

@@ -16,7 +16,7 @@ from shoal_workers.contract.messages import (
     Refused,
     WorkerPoll,
 )
-from shoal_workers.poll_agent.node_polls import NodePolls, until_common_end
+from shoal_workers.poll_agent.agent import NodePolls, until_common_end
 
 _LINE = LogLine(at=1.0, stream=LogStream.STDOUT, text="a line")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.ray_train.manifest import Manifest, Retention
-from shoal_workers.ray_train.row_assignment import (
+from shoal_workers.ray_train.run_directory import Manifest, Retention
+from shoal_workers.ray_train.shards import (
     Piece,
     Ranges,
     Reading,

@@ -38,10 +38,10 @@ def environment(
 
 
 PLACES = (
-    Place("node-b", "4", 29500),
-    Place("node-b", "GPU-17"),
-    Place("node-a", "0"),
-    Place("node-b", "2"),
+    Place(node_id="node-b", devices="4", store_port=29500),
+    Place(node_id="node-b", devices="GPU-17"),
+    Place(node_id="node-a", devices="0"),
+    Place(node_id="node-b", devices="2"),
 )
 
 
@@ -67,7 +67,7 @@ def test_restarts_are_counted_from_0_and_limited_by_the_jobs_budget() -> None:
 
 
 def test_without_gpus_the_visible_devices_are_the_workers() -> None:
-    places = (Place("node", ""), Place("node", ""))
+    places = (Place(node_id="node", devices=""), Place(node_id="node", devices=""))
     assert "CUDA_VISIBLE_DEVICES" not in environment(0, places)
     assert environment(0, places, {"CUDA_VISIBLE_DEVICES": ""})["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -90,13 +90,13 @@ def test_accelerate_also_gets_its_own_variables() -> None:
 
 
 def test_a_script_that_is_not_distributed_learns_nothing_of_ranks() -> None:
-    found = environment(0, (Place("node", "", 1),), launcher="python")
+    found = environment(0, (Place(node_id="node", devices="", store_port=1),), launcher="python")
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} & found.keys()
     assert (found["SHOAL_CHECKPOINT_DIR"], found["SHOAL_HOOK"]) == ("/checkpoints/job-7", "@hook")
 
 
 def test_a_place_survives_the_way_through_the_store() -> None:
-    assert [Place.from_text(place.to_text()) for place in PLACES] == [*PLACES]
+    assert [Place.model_validate_json(place.model_dump_json()) for place in PLACES] == [*PLACES]
 
 
 def test_deepspeeds_launcher_names_nodes_and_processes_in_its_own_way() -> None:
@@ -115,9 +115,9 @@ def test_a_script_of_ray_train_finds_the_cluster_of_its_worker(launcher: str, ad
 
 
 def test_a_rank_whose_media_are_kept_learns_their_directory() -> None:
-    target = MediaTarget.from_text(environment(0, PLACES, generation=3)[MEDIA])
+    target = MediaTarget.model_validate_json(environment(0, PLACES, generation=3)[MEDIA])
     assert (target.root, target.attempt, target.generation, target.rank) == ("/checkpoints/job-7", 1, 3, 0)
     assert MEDIA not in environment(1, PLACES)
     of_all = environment(1, PLACES, media={"ranks": "all", "max_steps": 7})
-    assert MediaTarget.from_text(of_all[MEDIA]).settings["max_steps"] == 7
+    assert MediaTarget.model_validate_json(of_all[MEDIA]).settings.max_steps == 7
     assert MEDIA not in environment(0, PLACES, media={"enabled": False})

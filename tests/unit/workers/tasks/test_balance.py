@@ -11,12 +11,11 @@ from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.tasks.feed_forward import (
     Router,
     TokenCounts,
-    balance_experts,
-    balance_loss,
+    compute_balance_loss,
+    count_choices,
     forget_load,
-    load_of,
     move_biases,
-    share_of_step,
+    set_share_of_step,
     sum_load,
 )
 from shoal_workers.tasks.transformer import Transformer
@@ -47,7 +46,7 @@ def _back(router: Router, x: Tensor) -> Tensor:
     """The choices of each expert, after forward and backward."""
     choices = router(x)
     choices.weights.square().sum().backward()
-    return load_of(choices.experts, len(router.weight))
+    return count_choices(choices.experts, len(router.weight))
 
 
 def test_the_loads_of_all_micro_batches_of_a_step_are_summed() -> None:
@@ -78,21 +77,22 @@ def test_passes_without_gradients_and_padding_passes_are_not_counted() -> None:
     router = _router()
     with torch.no_grad():
         router(torch.randn(5, 16))
-    share_of_step(router, 0.0)
+    set_share_of_step(router, 0.0)
     _back(router, torch.randn(5, 16))
     assert not router.expert_load.any()
-    share_of_step(router, 0.25)
+    set_share_of_step(router, 0.25)
     assert _back(router, torch.randn(5, 16)).sum() == router.expert_load.sum() == 10
 
 
 def test_a_bias_moves_by_its_rate_towards_the_mean_of_all_ranks() -> None:
     router = _router(balance_rate=0.5)
     router.expert_load.copy_(torch.tensor([3, 1, 2, 0]))
-    balance_experts(router, lambda load: load.add_(torch.tensor([1, 1, 0, 4])))  # in all 4, 2, 2, 4: 3 on average
+    sum_load(router, lambda load: load.add_(torch.tensor([1, 1, 0, 4])))  # in all 4, 2, 2, 4: 3 on average
+    move_biases(router)
     assert router.expert_bias.tolist() == [-0.5, 0.5, 0.5, -0.5]
     assert not router.expert_load.any()
     router.expert_load.copy_(torch.tensor([2, 2, 2, 2]))
-    balance_experts(router, lambda load: None)
+    move_biases(router)
     assert router.expert_bias.tolist() == [-0.5, 0.5, 0.5, -0.5]
 
 
@@ -118,7 +118,7 @@ def test_biases_equalise_the_load_over_the_steps() -> None:
     for _ in range(60):
         load = _back(router, x).double()
         spreads.append((load.max() / load.mean()).item())
-        balance_experts(router, lambda load: None)
+        move_biases(router)
     assert spreads[0] > 3
     assert spreads[-1] < 1.3
 
@@ -137,16 +137,16 @@ def test_positions_at_an_expert_are_in_order_of_sample_and_token() -> None:
 
 def test_an_even_load_has_a_balance_loss_of_one_and_everything_at_one_expert_of_their_number() -> None:
     scores = torch.full((6, 4), 0.25)
-    assert balance_loss(scores, torch.tensor([3, 3, 3, 3]), 2).item() == pytest.approx(1.0)
+    assert compute_balance_loss(scores, torch.tensor([3, 3, 3, 3]), 2).item() == pytest.approx(1.0)
     scores = torch.tensor([[1.0, 0, 0, 0]]).expand(6, 4)
-    assert balance_loss(scores, torch.tensor([6, 0, 0, 0]), 1).item() == pytest.approx(4.0)
+    assert compute_balance_loss(scores, torch.tensor([6, 0, 0, 0]), 1).item() == pytest.approx(4.0)
 
 
 def test_the_parts_of_a_balance_loss_add_up_if_each_rank_has_the_global_load() -> None:
     """As under context parallelism."""
     scores, load = torch.rand(6, 4).softmax(-1), torch.tensor([2, 4, 5, 1])
-    parts = [balance_loss(scores[:2], load, 2), balance_loss(scores[2:], load, 2)]
-    assert sum(parts).item() == pytest.approx(balance_loss(scores, load, 2).item())  # type: ignore[union-attr]
+    parts = [compute_balance_loss(scores[:2], load, 2), compute_balance_loss(scores[2:], load, 2)]
+    assert sum(parts).item() == pytest.approx(compute_balance_loss(scores, load, 2).item())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("share", "num_copies"), [(1.0, 1), (0.25, 1), (0.25, 2), (0.0, 1)])
@@ -156,13 +156,13 @@ def test_the_balance_loss_is_weighted_by_the_micro_batchs_share_and_changes_no_o
     router, silent = _router(balance="loss", balance_rate=0.3), _router(balance="none")
     router.num_copies = num_copies
     x, into = torch.randn(7, 16), torch.randn(7, 2)
-    share_of_step(router, share)
+    set_share_of_step(router, share)
     chosen, weights, _ = router(x)
-    plain, load = silent(x).weights, load_of(chosen, 4)
+    plain, load = silent(x).weights, count_choices(chosen, 4)
     assert torch.equal(weights, plain)
     (found,) = torch.autograd.grad(weights, router.weight, into)
     scores = (x @ silent.weight.T).softmax(-1)
-    loss = (plain * into).sum() + share / num_copies * 0.3 * balance_loss(scores, load, 2)
+    loss = (plain * into).sum() + share / num_copies * 0.3 * compute_balance_loss(scores, load, 2)
     (expected,) = torch.autograd.grad(loss, silent.weight)
     torch.testing.assert_close(found, expected)
 
@@ -173,7 +173,7 @@ def test_a_compiled_router_has_the_same_gradient_and_counts_the_same(balance: st
     run = torch.compile(compiled.forward, backend="aot_eager")
     x, into = torch.randn(7, 16), torch.randn(7, 2)
     for router, forward in ((plain, plain.forward), (compiled, run)):
-        share_of_step(router, 0.5)
+        set_share_of_step(router, 0.5)
         forward(x).weights.backward(into)
     assert plain.weight.grad is not None
     torch.testing.assert_close(compiled.weight.grad, plain.weight.grad)
@@ -190,7 +190,7 @@ def test_a_balance_loss_equalises_the_load() -> None:
         (choices.weights.sum() * 0).backward()
         optimizer.step()
         optimizer.zero_grad()
-        load = load_of(choices.experts, 8).double()
+        load = count_choices(choices.experts, 8).double()
         spreads.append((load.max() / load.mean()).item())
     assert spreads[0] > 3
     assert spreads[-1] < 1.1

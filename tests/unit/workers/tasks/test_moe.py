@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal_workers.contract.language_model import LanguageModelConfig
-from shoal_workers.tasks.feed_forward import Experts, MixtureOfExperts, grouped_product
+from shoal_workers.tasks.feed_forward import Experts, MixtureOfExperts, multiply_groups
 from shoal_workers.tasks.transformer import Transformer
 
 
@@ -100,7 +100,7 @@ def test_a_grouped_product_is_one_product_for_each_group_even_without_rows(count
     """Width 8 has a kernel, the others have none."""
     rows = torch.randn(sum(counts), 4, requires_grad=True)
     weights = torch.randn(4, 4, width, requires_grad=True)
-    found = grouped_product(rows, weights, torch.tensor(counts))
+    found = multiply_groups(rows, weights, torch.tensor(counts))
     into = torch.randn_like(found)
     expected = torch.cat([part @ weight for part, weight in zip(rows.split(counts), weights, strict=True)])
     torch.testing.assert_close(found, expected)

@@ -93,7 +93,7 @@ def _lines(file: Path, *records: Any) -> dict[str, Any]:
                 {"prompt": "a", "completion": "b"},
                 {"prompt": "", "completion": ""},
             ],
-            "1 lines without an answer within model.seq_len 16, 1 lines without an answer",
+            "lines without an answer within model.seq_len 16: 1, lines without an answer: 1",
         ),
         (
             DPO_TASK,
@@ -104,7 +104,8 @@ def _lines(file: Path, *records: Any) -> dict[str, Any]:
                 {"prompt": "a" * 40, "chosen": "b", "rejected": "c"},
                 {"prompt": "a" * 14, "chosen": "bbbbc", "rejected": "bbbbd"},
             ],
-            "3 lines with equal answers within model.seq_len 16, 1 lines without both answers within model.seq_len 16",
+            "lines with equal answers within model.seq_len 16: 3, "
+            "lines without both answers within model.seq_len 16: 1",
         ),
     ],
 )
@@ -116,8 +117,8 @@ def test_what_is_left_out_is_counted_by_reason_and_is_the_reason_if_nothing_is_l
     document["validation"] = {"samples": 0}
     assert _opened(document).remarks == [f"left out of the train data: {left_out}."]
     document["data"] = _lines(tmp_path / "none.jsonl", records[-1])
-    reason = left_out.rpartition(", 1 ")[2] if task == SFT_TASK else "lines with equal answers"
-    with pytest.raises(CorpusTooSmallError, match=f"none of the training split can be learned from: 1 {reason}"):
+    reason = "lines without an answer" if task == SFT_TASK else "lines with equal answers within model.seq_len 16"
+    with pytest.raises(CorpusTooSmallError, match=f"none of the training split can be learned from: {reason}: 1"):
         _opened(document)
 
 
@@ -146,7 +147,8 @@ def _module(name: str, path: Path) -> ModuleType:
 
 
 def test_every_example_is_a_valid_spec() -> None:
-    found = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.yaml"))
+    paths = (path for path in EXAMPLES.rglob("*.yaml") if path.name != "failure-rates.yaml")  # of `shoal simulate`
+    found = sorted(path.relative_to(EXAMPLES).as_posix() for path in paths)
     assert {"byte-lm.yaml", "lm-10m.yaml", "user-task/shapes.yaml"} <= set(found)
     for name in found:
         assert _spec(name).name == Path(name).stem

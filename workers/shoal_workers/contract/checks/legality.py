@@ -61,6 +61,8 @@ class Rule(StrEnum):
     EXPERTS_DIVISIBLE = "experts_divisible"
     EP_DIVIDES_DP_SHARD = "ep_divides_dp_shard"
     DETERMINISTIC_NEEDS_DATA_AXES = "deterministic_needs_data_axes"
+    INT8_NEEDS_ONE_TP_RANK = "int8_needs_one_tp_rank"
+    """tp ranks would round the gradients of parameters that all of them hold differently, and drift apart."""
     SYNC_NEEDS_DATA_AXES = "sync_needs_data_axes"
     """The statistics of a global batch are those of whole activations."""
     NONE_NEEDS_WHOLE_MODEL = "none_needs_whole_model"
@@ -86,9 +88,7 @@ def violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> tupl
 
 def _violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[Violation]:
     yield from _plain(layout, spec)
-    yield from _deterministic(layout, spec)
-    yield from _sync(layout, spec)
-    yield from _dropout(layout, spec)
+    yield from _axes_ruled_out(layout, spec)
     yield from _data_ranks(layout, spec)
     missing = tuple(_missing_plan(layout, spec, plan))
     yield from missing
@@ -126,12 +126,12 @@ def _plain(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
 
 
 def why_not_plain(spec: JobSpec) -> Iterator[str]:
-    """The settings of a task with which no worker can train the task's own module; none: it can."""
+    """Yield the settings of a task with which no worker can train the task's own module; none: it can."""
     if spec.precision is not Precision.FP32:
         yield f"precision is {spec.precision}, to which FSDP2 casts parameters that it has sharded"
     if spec.module_precision:
         yield "module_precision gives some modules another type"
-    if spec.reduce_precision is not Precision.FP32:
+    if spec.sum_precision is not Precision.FP32:
         yield f"reduce_precision is {spec.reduce_precision}"
     if spec.fp8 is not None:
         yield f"fp8 is {spec.fp8}"
@@ -164,35 +164,47 @@ def may_write_parameters(layout: Layout, spec: JobSpec) -> bool:
     return is_alone and layout.shard is ShardLevel.NONE and not spec.snapshot.enabled
 
 
-def _refuse_axes(layout: Layout, axes: Iterable[str], rule: Rule, why: str, otherwise: str) -> Iterator[Violation]:
-    for axis in axes:
-        degree = getattr(layout, axis)
-        if degree > 1:
-            message = f"{axis} is {degree}, but {why}. Set {axis} to 1, or {otherwise}."
-            yield Violation(rule=rule, axis=axis, message=message)
+def _axes_ruled_out(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
+    for rule, axes, why, otherwise in _rules_of_axes(spec):
+        for axis in axes:
+            degree = getattr(layout, axis)
+            if degree > 1:
+                message = f"{axis} is {degree}, but {why}. Set {axis} to 1, or {otherwise}."
+                yield Violation(rule=rule, axis=axis, message=message)
 
 
-def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
-    axes = ("pp", "dp_replicate", "cp", "tp", "ep") if spec.deterministic else ()
-    why = "deterministic: true sums in one fixed order along dp_shard only"
-    return _refuse_axes(layout, axes, Rule.DETERMINISTIC_NEEDS_DATA_AXES, why, "deterministic to false")
+def _rules_of_axes(spec: JobSpec) -> Iterator[tuple[Rule, tuple[str, ...], str, str]]:
+    """Yield the rules of this spec that rule out axes.
+
+    Each with these axes, the reason, and another way out than a degree of 1."""
+    if spec.deterministic:
+        why = "deterministic: true sums in one fixed order along dp_shard only"
+        axes = ("pp", "dp_replicate", "cp", "tp", "ep")
+        yield Rule.DETERMINISTIC_NEEDS_DATA_AXES, axes, why, "deterministic to false"
+    if spec.rounds_sums:
+        why = (
+            "reduce_precision int8 rounds at random, so tp ranks would get different gradients of parameters that all "
+            "hold"
+        )
+        yield Rule.INT8_NEEDS_ONE_TP_RANK, ("tp",), why, "reduce_precision to fp32 or bf16"
+    if spec.batch.sync is BatchSync.GLOBAL:
+        why = "batch.sync global normalises over the samples of the data axes only"
+        yield Rule.SYNC_NEEDS_DATA_AXES, ("pp", "cp", "tp", "ep"), why, "batch.sync to micro_batch"
+    name, dropout = _dropout(spec)
+    if dropout:
+        why = f"model.{name} {dropout} draws its masks per micro-batch, which is exact on the data axes only"
+        yield Rule.DROPOUT_NEEDS_DATA_AXES, ("tp", "cp", "pp"), why, f"model.{name} to 0"
 
 
-def _sync(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
-    axes = ("pp", "cp", "tp", "ep") if spec.batch.sync is BatchSync.GLOBAL else ()
-    why = "batch.sync global normalises over the samples of the data axes only"
-    return _refuse_axes(layout, axes, Rule.SYNC_NEEDS_DATA_AXES, why, "batch.sync to micro_batch")
+def _dropout(spec: JobSpec) -> tuple[str, float]:
+    """Return the key of the model's dropout, and its value.
 
-
-def _dropout(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
-    name, dropout = "dropout", spec.model.get("dropout", 0) if spec.task == LM_TASK else 0
-    if (pretrained := pretrained_of(spec.task, spec.model)) is not None:
-        if spec.plan is None and spec.task in SECTIONS:
-            return  # these axes are refused in any case
-        name, dropout = dropout_of(pretrained) or (name, 0)
-    axes = ("tp", "cp", "pp") if dropout else ()
-    why = f"model.{name} {dropout} draws its masks per micro-batch, which is exact on the data axes only"
-    yield from _refuse_axes(layout, axes, Rule.DROPOUT_NEEDS_DATA_AXES, why, f"model.{name} to 0")
+    0: there is none, or the axes that it rules out are refused in any case."""
+    pretrained = pretrained_of(spec.task, spec.model)
+    if pretrained is None:
+        return "dropout", spec.model.get("dropout", 0) if spec.task == LM_TASK else 0
+    is_refused = spec.plan is None and spec.task in SECTIONS
+    return (None if is_refused else dropout_of(pretrained)) or ("dropout", 0)
 
 
 def _data_ranks(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
@@ -235,7 +247,7 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
 
 
 def _architecture(axis: str, degree: int, settings: PretrainedConfig, spec: JobSpec) -> Violation:
-    """The violation by a Hugging Face model that Shoal cannot split along this axis."""
+    """Return the violation by a Hugging Face model that Shoal cannot split along this axis."""
     if axis == "pp" and varies_in_length(spec):
         return Violation(
             rule=Rule.NEEDS_PLAN,
@@ -294,7 +306,7 @@ def _sequence(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
 
 
 def _ulysses(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
-    """Checks the query heads only: if there are too few key and value heads, they are copied."""
+    """Check the query heads only: if there are too few key and value heads, they are copied."""
     left, cp = plan.num_heads // layout.tp, layout.cp
     if plan.num_heads % layout.tp == 0 and left % cp:
         yield Violation(
@@ -381,7 +393,7 @@ def _experts(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
 
 
 def nearest_divisors(size: int, desired: int) -> tuple[int, ...]:
-    """The largest divisor of `size` that is at most `desired`, then the smallest one that is at least `desired`.
+    """Return the largest divisor of `size` that is at most `desired`, then the smallest one that is at least `desired`.
 
     Both are searched within a distance of `_FAR`. If there is none, the first is 1, and the second is left out.
     """
@@ -409,14 +421,6 @@ _MAX_DEGREE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Infeasible:
-    """A setting for which no layout exists, whatever the planner chooses."""
-
-    path: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class LegalDegrees:
     """Degrees of each axis that break no rule while the others are 1, ascending."""
 
@@ -436,9 +440,11 @@ class LegalDegrees:
         return tuple(sorted({part * pp for part in within for pp in self.pp}))
 
 
-def infeasible(spec: JobSpec) -> tuple[Infeasible, ...]:
-    """All problems of the spec; (): every world size from min_workers to max_workers has a layout, possibly with idle
-    ranks."""
+def infeasible(spec: JobSpec) -> tuple[tuple[str, str], ...]:
+    """Return the settings for which no layout exists, whatever the planner chooses.
+
+    Each as the dotted path of its key, and the problem with the way out of it. (): every world size from min_workers to
+    max_workers has a layout, possibly with idle ranks."""
     if spec.program is not None:
         return ()  # it splits its own work
     plan = plan_of(spec)
@@ -448,7 +454,7 @@ def infeasible(spec: JobSpec) -> tuple[Infeasible, ...]:
 
 
 def legal_degrees(spec: JobSpec, plan: ParallelPlan | None) -> LegalDegrees:
-    """The legal degrees of each axis while the others are 1 (for ep: while dp_shard is large enough)."""
+    """Return the legal degrees of each axis while the others are 1 (for ep: while dp_shard is large enough)."""
     if plan is None:
         return LegalDegrees((1,), (1,), (1,), (1,))
     sizes = [n for n in (plan.num_heads, plan.num_kv_heads, *plan.widths.values(), plan.seq_len) if n]
@@ -475,8 +481,8 @@ def _divisors(size: int) -> Iterator[int]:
 
 
 def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | None) -> Layout | None:
-    """The layout of fixed degrees at a world size; None if the world size is not their product. Settings that are
-    "auto" get the choice that is always legal."""
+    """Return the layout of fixed degrees at a world size; None if the world size is not their product. Settings that
+    are "auto" get the choice that is always legal."""
     if fixed.shard is ShardLevel.NONE:
         recompute = Recompute.NONE if fixed.recompute == "auto" else fixed.recompute
         return plain(world_size).model_copy(update={"recompute": recompute})
@@ -503,9 +509,9 @@ def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | N
 
 
 def loop_layout(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
-    """The layout of a loop: every rank has everything, unless degrees are fixed. Degrees that do not fit the world size
-    become others, or leave ranks idle, as `otherwise` says. A world that is smaller than their product is sharded over
-    all of its ranks."""
+    """Return the layout of a loop: every rank has everything, unless degrees are fixed. Degrees that do not fit the
+    world size become others, or leave ranks idle, as `otherwise` says. A world that is smaller than their product is
+    sharded over all of its ranks."""
     if not isinstance(parallelism, ParallelismSpec):
         return replicated(world_size)
     unit, shards = parallelism.unit, parallelism.dp_shard
@@ -526,20 +532,20 @@ def even_stages(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     return tuple(base + (stage < extra) for stage in range(num_stages))
 
 
-def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> Iterator[Infeasible]:
+def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> Iterator[tuple[str, str]]:
     least, most, unit = spec.elasticity.min_workers, spec.elasticity.max_workers, fixed.unit
     fitting = _fitting_world(fixed, least, most)
     if fitting is None:
         # problems of the degrees come first: with them, more workers would not help
         alone = fixed_layout(fixed, unit * (fixed.ep if fixed.dp_shard == "auto" else 1), plan)
         wrong = tuple(_broken(alone, spec, plan)) if alone is not None else ()
-        yield from wrong or (Infeasible("parallelism", _no_world(fixed, least, most)),)
+        yield from wrong or [("parallelism", _no_world(fixed, least, most))]
         return
     layout = fixed_layout(fixed, fitting, plan)
     assert layout is not None
     yield from _broken(layout, spec, plan)
     if fixed.otherwise == "idle" and least < unit:
-        yield Infeasible(
+        yield (
             "parallelism.otherwise",
             f"parallelism.otherwise is idle, but elasticity.min_workers {least} is fewer than the {unit} that the "
             f"degrees need ({_product(fixed)}): with {_workers(least)} the job could not run. Set min_workers "
@@ -548,8 +554,8 @@ def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> 
 
 
 def _fitting_world(fixed: ParallelismSpec, least: int, most: int) -> int | None:
-    """The smallest allowed world size that the degrees fit, preferably one with a dp_shard that ep divides; None if
-    they fit none."""
+    """Return the smallest allowed world size that the degrees fit, preferably one with a dp_shard that ep divides; None
+    if they fit none."""
     if fixed.dp_shard != "auto":
         return fixed.unit if least <= fixed.unit <= most else None
     for step in (fixed.unit * fixed.ep, fixed.unit):
@@ -559,9 +565,9 @@ def _fitting_world(fixed: ParallelismSpec, least: int, most: int) -> int | None:
     return None
 
 
-def _broken(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[Infeasible]:
+def _broken(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[tuple[str, str]]:
     for violation in violations(layout, spec, plan):
-        yield Infeasible(f"parallelism.{violation.axis}", f"{violation.message} ({violation.rule})")
+        yield f"parallelism.{violation.axis}", f"{violation.message} ({violation.rule})"
 
 
 def _no_world(fixed: ParallelismSpec, least: int, most: int) -> str:
@@ -592,7 +598,7 @@ def _product(fixed: ParallelismSpec) -> str:
     return " x ".join(f"{axis} {n}" for axis, n in degrees.items() if n > 1) or "dp_shard 1"
 
 
-def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPlan | None) -> Iterator[Infeasible]:
+def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPlan | None) -> Iterator[tuple[str, str]]:
     """A problem if max_workers has no layout: a worker would be reserved that can never have work."""
     most, micro_batches = spec.elasticity.max_workers, spec.batch.num_micro_batches
     if most <= micro_batches:
@@ -620,7 +626,7 @@ def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPl
             f"(micro-batches a step: {batch}) and degrees of tp, cp and pp that the model allows (at most "
             f"{degrees[-1]} together): {idle}. Lower max_workers to {nearest}, or use more and smaller micro-batches."
         )
-    yield Infeasible("elasticity.max_workers", message)
+    yield "elasticity.max_workers", message
 
 
 def _has_layout(world_size: int, micro_batches: int, degrees: tuple[int, ...]) -> bool:

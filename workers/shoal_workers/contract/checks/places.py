@@ -179,7 +179,7 @@ def is_relative(url: str) -> bool:
 
 
 def absolute(url: str, base: Path) -> str:
-    """The URL of the same place for every process of this machine.
+    """Return the URL of the same place for every process of this machine.
 
     Args:
         base: directory from which a relative path starts.

@@ -11,7 +11,7 @@ import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from types import UnionType
 from typing import Any, Self, TypeVar, Union, get_args, get_origin
 
@@ -95,8 +95,8 @@ def parse_spec(data: Any) -> JobSpec:
         for name, section in zip(("model", "data"), sections, strict=True):
             _validate(section, data.get(name, {}), name, problems)
     if not problems and spec is not None:
-        problems.extend(SpecProblem(path=conflict.path, message=conflict.message) for conflict in conflicts(spec))
-        problems.extend(SpecProblem(path=problem.path, message=problem.message) for problem in infeasible(spec))
+        refused = chain(conflicts(spec), infeasible(spec))
+        problems.extend(SpecProblem(path=path, message=text) for path, text in refused)
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec
@@ -214,13 +214,13 @@ def _place(model: type[BaseModel], loc: Iterable[int | str]) -> _Place:
 
 
 def _options(annotation: Any) -> list[Any]:
-    """The types that a field accepts, without None."""
+    """Return the types that a field accepts, without None."""
     args = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return [arg for arg in args if arg is not type(None)]
 
 
 def _element(options: list[Any]) -> type[BaseModel] | None:
-    """The model of the elements of a field that is a list of objects; None if it is no such list."""
+    """Return the model of the elements of a field that is a list of objects; None if it is no such list."""
     args = get_args(options[0]) if len(options) == 1 and get_origin(options[0]) is tuple else ()
     return args[0] if args and _is_model(args[0]) else None
 
@@ -347,7 +347,7 @@ def _unknown_key(place: _Place) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message about a name that is not valid, with the nearest one that is.
+    """Return the message about a name that is not valid, with the nearest one that is.
 
     Args:
         kind: what the name names: key, parameter ...
@@ -362,7 +362,7 @@ _REF = "#/$defs/{model}"
 
 
 def job_spec_schema() -> dict[str, Any]:
-    """The JSON Schema of a spec; each call makes a new document."""
+    """Return the JSON Schema of a spec; each call makes a new document."""
     sections = [rule for pair in _SECTIONS.values() for rule in pair]
     models: list[type[BaseModel]] = list(dict.fromkeys([JobSpec, LanguageModelConfig, *sections]))
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)

@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,18 +40,32 @@ _SCALARS = frozenset(_VALUE_DTYPES.values())
 _SHAPE_DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
 
+class Content(Protocol):
+    """The bytes of a shard: a mapped file, or a file in a store, of which each slice is a request."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: slice, /) -> bytes: ...
+
+
 class MdsShard(Shard):
     format = "an MDS shard"
 
+    def __init__(self, path: Path, place: object = None, content: Content | None = None) -> None:
+        """`content`: that of the file; None if it is on local disk."""
+        self._stored = content
+        super().__init__(path, place)
+
     def _open(self) -> int:
-        self._content = mapped(self.path)
-        num_samples = int(np.frombuffer(self._content, "<u4", 1)[0])
+        self._content: Content = self._stored if self._stored is not None else mapped(self.path)
+        num_samples = int.from_bytes(self._content[:4], "little")
         if 4 * (num_samples + 2) > len(self._content):
             raise ValueError(
                 f"its header names {num_samples:,} samples, more than {len(self._content):,} bytes can hold"
             )
-        self._offsets = checked(np.frombuffer(self._content, "<u4", num_samples + 1, 4), len(self._content))
-        start, end = 4 * (num_samples + 2), int(self._offsets[0])
+        start = 4 * (num_samples + 2)
+        self._offsets = checked(np.frombuffer(self._content[4:start], "<u4"), len(self._content))
+        end = int(self._offsets[0])
         if not 0 < end - start < _LARGEST_HEADER_BYTES:
             raise ValueError("it does not say what its columns are")
         columns = json.loads(self._content[start:end])

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shoal_workers.data.errors import DamagedShardError, MissingTextError
+from shoal_workers.data.errors import DamagedShardError, DataError, MissingTextError
 
 Sample = dict[str, Any]
 COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".br": "brotli"}
@@ -60,18 +60,23 @@ class Shard(Samples):
     format: str
     """As a message names it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, place: object = None) -> None:
         """Read the table of contents.
+
+        Args:
+            place: what messages name instead of the path.
 
         Raises:
             MissingTextError: there is no such file.
             DamagedShardError: it is not what its format demands.
         """
-        self.path = self.place = path
+        self.path, self.place = path, place or path
         try:
             self._num_samples = self._open()
         except FileNotFoundError as error:
-            raise MissingTextError(f"{path} does not exist. Check the path, or write the shard again.") from error
+            raise MissingTextError(f"{self.place} does not exist. Check the path, or write the shard again.") from error
+        except DataError:
+            raise
         except _DAMAGE as error:
             raise self._damaged(error) from error
 
@@ -82,6 +87,8 @@ class Shard(Samples):
         """Raises DamagedShardError if the sample's bytes are not what the format demands."""
         try:
             return self._read(number)
+        except DataError:
+            raise
         except _DAMAGE as error:
             raise self._damaged(error, number) from error
 
@@ -93,18 +100,16 @@ class Shard(Samples):
         raise NotImplementedError
 
     def _damaged(self, error: Exception, number: int | None = None) -> Exception:
-        if isinstance(error, DamagedShardError):
-            return error
-        place = self.path if number is None else f"{self.path}, sample {number:,}"
-        said = str(error) or type(error).__name__
+        place = self.place if number is None else f"{self.place}, sample {number:,}"
+        problem = str(error) or type(error).__name__
         return DamagedShardError(
-            f"{place} cannot be read as {self.format}: {said}. Write the shard again, or give its format if it has "
+            f"{place} cannot be read as {self.format}: {problem}. Write the shard again, or give its format if it has "
             "another one."
         )
 
 
 def mapped(path: Path, compression: str | None = None) -> mmap.mmap:
-    """The content of a file without compression, read only. Raises ValueError if it is empty.
+    """Return the content of a file without compression, read only. Raises ValueError if it is empty.
 
     Args:
         compression: as pyarrow names it; None means what the name says.
@@ -119,7 +124,7 @@ def mapped(path: Path, compression: str | None = None) -> mmap.mmap:
 
 
 def checked(offsets: Any, num_bytes: int) -> Any:
-    """The offsets of samples, which must neither fall nor lead out of the file."""
+    """Return the offsets of samples, which must neither fall nor lead out of the file."""
     import numpy as np
 
     if len(offsets) and (int(offsets[-1]) > num_bytes or bool(np.any(offsets[1:] < offsets[:-1]))):

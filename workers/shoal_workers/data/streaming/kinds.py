@@ -8,16 +8,14 @@ so that the first batches need not wait for whole shards.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-import numpy as np
-
-from shoal_workers.data.errors import DamagedShardError, MissingTextError
+from shoal_workers.data.errors import MissingTextError
 from shoal_workers.data.shard_formats import ShardFormat, find_shard_format, open_shard
+from shoal_workers.data.shards.mds import MdsShard
 from shoal_workers.data.shards.shard import COMPRESSIONS, Samples
 
 _MDS_HEAD_BYTES = 1 << 17
@@ -70,53 +68,32 @@ class StoredFormat:
     def open_by_ranges(self, shard: StoredShard) -> Sequence[dict[str, Any]] | None:
         name = PurePosixPath(_file_name(shard.name))
         is_mds = (self._format or find_shard_format(name.name)) is ShardFormat.MDS
-        return _MdsByRanges(shard) if is_mds and name.suffix not in COMPRESSIONS else None
+        if not is_mds or name.suffix in COMPRESSIONS:
+            return None
+        content = _StoredContent(shard)
+        table = MdsShard(Path(shard.name), shard.name, content)
+        content.drop_head()
+        return table
 
 
-class _MdsByRanges(Samples):
-    """Keeps the table and the columns from the begin of an MDS shard; each sample is one request.
-
-    Decodes a sample as a shard of one sample in memory, so one place knows the format of its bytes.
-    """
+class _StoredContent:
+    """The bytes of a file in a store. Keeps its begin, which the first request reads, until `drop_head`."""
 
     def __init__(self, shard: StoredShard) -> None:
-        self._shard, self.place = shard, shard.name
-        head = shard.read(0, min(_MDS_HEAD_BYTES, shard.num_bytes))
-        if len(head) < 8:
-            raise self._damaged(f"it has {len(head)} bytes")
-        num_samples = int(np.frombuffer(head, "<u4", 1)[0])
-        table_bytes = 4 * (num_samples + 2)
-        if table_bytes > shard.num_bytes:
-            raise self._damaged(
-                f"its header names {num_samples:,} samples, more than {shard.num_bytes:,} bytes can hold"
-            )
-        if table_bytes > len(head):
-            head += shard.read(len(head), table_bytes)
-        self._offsets = np.frombuffer(head, "<u4", num_samples + 1, 4).copy()
-        start, end = table_bytes, int(self._offsets[0])
-        if not 0 < end - start < _MDS_HEAD_BYTES or int(self._offsets[-1]) > shard.num_bytes:
-            raise self._damaged("its table of samples leads out of the file")
-        self._columns = head[start:end] if end <= len(head) else head[start:] + shard.read(max(start, len(head)), end)
+        self._shard = shard
+        self._head = shard.read(0, min(_MDS_HEAD_BYTES, shard.num_bytes))
+
+    def drop_head(self) -> None:
+        """The table of contents has been read."""
+        self._head = b""
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return self._shard.num_bytes
 
-    def sample(self, number: int) -> dict[str, Any]:
-        raw = self._shard.read(int(self._offsets[number]), int(self._offsets[number + 1]))
-        start = 12 + len(self._columns)
-        content = np.array([1, start, start + len(raw)], "<u4").tobytes() + self._columns + raw
-        descriptor = os.memfd_create("shoal-sample")
-        try:
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(content)
-            return open_shard(Path(f"/proc/self/fd/{descriptor}"), ShardFormat.MDS)[0]
-        except DamagedShardError as error:
-            raise self._damaged(f"sample {number:,}: {error}") from error
-        finally:
-            os.close(descriptor)
-
-    def _damaged(self, how: str) -> DamagedShardError:
-        return DamagedShardError(f"{self._shard.name} cannot be read as an MDS shard: {how}. Write the shard again.")
+    def __getitem__(self, place: slice, /) -> bytes:
+        start, end, _ = place.indices(len(self))
+        first = max(start, len(self._head))
+        return self._head[start:end] + (self._shard.read(first, end) if first < end else b"")
 
 
 class FixedRecords:

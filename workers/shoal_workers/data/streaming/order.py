@@ -51,7 +51,7 @@ class EqualSizes:
             )
 
     def first(self, shard: int) -> int:
-        """The number of its first sample."""
+        """Return the number of its first sample."""
         return shard * self.samples_per_shard
 
     def size(self, shard: int) -> int:
@@ -155,7 +155,7 @@ class BlockOrder:
         self._block = lru_cache(_BLOCKS)(self._made)
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
-        """The numbers of the samples at these positions of the run."""
+        """Return the numbers of the samples at these positions of the run."""
         samples: list[int] = []
         at = positions.start
         while at < positions.stop:

@@ -120,7 +120,7 @@ def of_function(name: Callable[[int], str], num_shards: int | None) -> ShardList
 
 
 def _folder(names: Sequence[str]) -> str:
-    """The directory that all of them are in."""
+    """Return the directory that all of them are in."""
     low, high = min(names), max(names)
     same = next((at for at, letter in enumerate(low) if letter != high[at]), len(low))
     return low[:same].rpartition("/")[0]

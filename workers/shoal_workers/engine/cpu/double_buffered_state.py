@@ -43,7 +43,6 @@ from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.process.warm_memory import return_freed_memory
 from shoal_workers.engine.state.device_state import DeviceState
-from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
 from shoal_workers.snapshot_store.slots.own_slots import with_rooms
@@ -184,7 +183,7 @@ class DoubleBufferedState(DeviceState):
         self.why_copies = "shared memory cannot hold the state twice"
         try:
             if not self._lay_out(
-                lambda plan: store.live_slot_anew(current, plan, extra_bytes=extra_bytes), with_values=True
+                lambda plan: store.live.make_anew(current, plan, extra_bytes=extra_bytes), with_values=True
             ):
                 self.why_left = "too much of the state that has appeared cannot be moved"
         except SharedMemoryFull as error:
@@ -228,7 +227,7 @@ class DoubleBufferedState(DeviceState):
             return
         if len(self._slots) == 1:
             assert self._store is not None
-            self._add(self._store.second_live_slot(keep_restored=self.keeps_restored))
+            self._add(self._store.live.make_second(keep_restored=self.keeps_restored))
         # Only now may the other buffer be overwritten: the vote has shown that all ranks have the current one complete.
         other = 1 - self._current
         self._slots[other].begin()
@@ -238,17 +237,13 @@ class DoubleBufferedState(DeviceState):
             self._copy_to(other, frozen=True)
             self._frozen_in.add(other)
         if optimizer is not None:
-            moved = zip(self._moved, self._buffers[other], strict=True)
-            pairs = [(member.local_parameter, member.state, to) for member, to in moved]
             optimizer.targets = {
-                local_parameter: to.as_adamw()
-                for local_parameter, state, to in pairs
-                if local_parameter is not None and state
-            }
-            optimizer.parameter_targets = {
-                local_parameter: to.parameter
-                for local_parameter, state, to in pairs
-                if local_parameter is not None and not state
+                tensor: target
+                for member, buffers in zip(self._moved, self._buffers[other], strict=True)
+                if member.local_parameter is not None
+                for tensor, target in zip(
+                    (member.local_parameter, *member.state.values()), buffers.tensors, strict=True
+                )
             }
             # The update reads the tensors of the current buffer, so they are pointed to the other one only afterwards.
             self.update.step(lr_factor)
@@ -393,9 +388,6 @@ class _SlotBuffers:
         flat = self.flat.clone()
         shard = flat[: self.parameter.numel()].view(self.parameter.shape)
         return _SlotBuffers(flat, shard, {key: tensor.clone() for key, tensor in self.state.items()})
-
-    def as_adamw(self) -> ParameterBuffers:
-        return ParameterBuffers(self.parameter, self.state["exp_avg"], self.state["exp_avg_sq"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +50,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
-from torch.utils.hooks import RemovableHandle
 
 from shoal_workers.engine.deterministic.integer_sum import NUM_DIGITS, digits_of, row_squares, split_finite, value_of
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.parallel.cutting import shard_like
 
 
@@ -101,7 +101,6 @@ class ExactGradients:
 
         No hook stays on the model, even if the pass fails. The gradients of padding are dropped.
         """
-        handles: list[RemovableHandle] = []
         waiting = {unit.module: unit for unit in self._units}
 
         def watch(module: nn.Module, _: object) -> None:
@@ -112,14 +111,12 @@ class ExactGradients:
                 whole = slot.owner._parameters[slot.name]
                 assert whole is not None and not isinstance(whole, DTensor), f"{slot.name} is not gathered"
                 taker = self._taker(slot, is_padding=is_padding)
-                handles.append(whole.register_post_accumulate_grad_hook(taker))  # type: ignore[no-untyped-call]
+                hooks.enter_context(whole.register_post_accumulate_grad_hook(taker))  # type: ignore[no-untyped-call]
 
-        handles.extend(unit.module.register_forward_pre_hook(watch) for unit in self._units)
-        try:
+        with ExitStack() as hooks:
+            for unit in self._units:
+                hooks.enter_context(unit.module.register_forward_pre_hook(watch))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def reduce(self, weighted_losses: Sequence[Tensor]) -> ExactSums | None:
         """Called by all ranks after the last micro-batch: sets `grad` of every shard that any micro-batch had a
@@ -140,7 +137,7 @@ class ExactGradients:
         # One number for each rung, not the rung: the sums over ranks then show the highest one, in the same all-reduce.
         flags = [*(index == own_rung for index in range(NUM_RUNGS)), *(slot.was_touched for slot in self._slots)]
         box = torch.cat([bad, digits_of(loss), digits_of(norm), torch.tensor(flags, device=self._device)])
-        dist.all_reduce(box)
+        all_ranks().all_reduce(box)
         sizes = [1, 1, NUM_DIGITS, NUM_DIGITS, NUM_RUNGS, len(shards)]
         [bad_loss], [bad_norm], loss_digits, norm_digits, rungs, touched = (t.tolist() for t in torch.split(box, sizes))
         needed = max((rung for rung, num_ranks in enumerate(rungs) if num_ranks), default=0)

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from shoal_workers.engine.group.all_ranks import all_ranks
 
 _DIGIT_BITS = 32
 _POWERS = tuple(range(256, -161, -_DIGIT_BITS))
@@ -56,21 +57,15 @@ def split_finite(values: Tensor) -> tuple[Tensor, Tensor]:
     return values.where(is_good, 0.0), (~is_good).sum()
 
 
-def sum_over_ranks(values: Tensor) -> float:
-    """The exact sum of all ranks' float64 values, of shape (n,) with any n. A collective; nan if any is not finite."""
-    (total,) = sums_over_ranks([values])
-    return total
-
-
 def sums_over_ranks(rows: Sequence[Tensor]) -> list[float]:
-    """Several such sums in one collective. All ranks have the same number of rows, each of any length and any
-    floating-point type."""
+    """The exact sum of all ranks' values in each row, nan if any is not finite: one collective. All ranks have the same
+    number of rows, each of any length and any floating-point type."""
     boxes = []
     for values in rows:
         good, num_bad = split_finite(values.double())
         boxes.append(torch.cat([num_bad.reshape(1), digits_of(good)]))
     box = torch.stack(boxes)
-    dist.all_reduce(box)
+    all_ranks().all_reduce(box)
     return [math.nan if num_bad else value_of(digits) for num_bad, *digits in box.tolist()]
 
 

@@ -22,21 +22,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.distributed import DistError, ProcessGroup, Work
 
 from shoal_workers.contract.exception_causes import is_broken_collective
 from shoal_workers.contract.plain_text import text_of
+from shoal_workers.contract.profiles import OF_AXIS, WAITING
 from shoal_workers.contract.suspects import Collective
 from shoal_workers.engine.group.device_clock import DeviceClock
 from shoal_workers.raise_place import raising_file
-from shoal_workers.torch_internals import group_named
+from shoal_workers.torch_internals import group_named, is_profiling
 
 _SLICE = timedelta(milliseconds=50)
 _END_OF_SLICE = "Operation timed out!"
@@ -93,17 +96,31 @@ class _PerThread(threading.local):
 
 
 _own = _PerThread()
-_is_replaced = False
 
 
+@cache
 def replace_wait() -> None:
     """Replace `Work.wait`, and the methods of ProcessGroup that begin a collective. Idempotent; called once per
     worker, before the first group is made."""
-    global _is_replaced
-    if _is_replaced:
-        return
-    _is_replaced = True
     plain_wait = Work.wait
+
+    def wait_in_slices(work: Work, leave: Callable[[], None] | None, arguments: Any, named: Any) -> bool:
+        if leave is None or arguments or named:  # a wait with a deadline of its own ends by itself
+            return bool(plain_wait(work, *arguments, **named))
+        # Nothing completes these but the wait itself: a slice that ends would break the connection (send, receive), and
+        # a reduce-scatter, which gloo makes of an all-reduce, ignores its deadline.
+        if _own.done_by_waiting and _own.done_by_waiting.pop(id(work), None) is not None:
+            _wait_on_other_thread(plain_wait, work, leave)
+            return True
+        # A thread of the group completes the rest, so this one may give up at the end of any slice, and must about once
+        # in 30 times: gloo waits to send on a socket that is already closed, until the group's timeout.
+        while True:
+            try:
+                return bool(plain_wait(work, _SLICE))
+            except RuntimeError as error:
+                if _END_OF_SLICE not in str(error):
+                    raise
+            leave()
 
     def wait(self: Work, *arguments: Any, **named: Any) -> bool:
         start = time.perf_counter()
@@ -112,22 +129,8 @@ def replace_wait() -> None:
             log.is_waiting = True
         waiting = clock.wait_begins() if clock is not None else None
         try:
-            if leave is None or arguments or named:  # a wait with a deadline of its own ends by itself
-                return bool(plain_wait(self, *arguments, **named))
-            # Nothing completes these but the wait itself: a slice that ends would break the connection (send, receive),
-            # and a reduce-scatter, which gloo makes of an all-reduce, ignores its deadline.
-            if _own.done_by_waiting and _own.done_by_waiting.pop(id(self), None) is not None:
-                _wait_on_other_thread(plain_wait, self, leave)
-                return True
-            # A thread of the group completes the rest, so this one may give up at the end of any slice, and must about
-            # once in 30 times: gloo waits to send on a socket that is already closed, until the group's timeout.
-            while True:
-                try:
-                    return bool(plain_wait(self, _SLICE))
-                except RuntimeError as error:
-                    if _END_OF_SLICE not in str(error):
-                        raise
-                leave()
+            with record_function(WAITING) if is_profiling() else nullcontext():
+                return wait_in_slices(self, leave, arguments, named)
         except RuntimeError as error:
             if log is not None:
                 log.failed(error)
@@ -153,7 +156,8 @@ def _recorded(name: str, plain: Callable[..., Work]) -> Callable[..., Work]:
         if log is not None:
             log.called(name, arguments)
         try:
-            work = plain(group, *arguments, **named)
+            with _named(group, name):
+                work = plain(group, *arguments, **named)
         except RuntimeError as error:
             if log is not None:
                 log.failed(error)
@@ -164,6 +168,13 @@ def _recorded(name: str, plain: Callable[..., Work]) -> Callable[..., Work]:
         return work
 
     return call
+
+
+def _named(group: ProcessGroup, method: str) -> AbstractContextManager[Any]:
+    """Names the axis of a collective in a profile: gloo's own events do not."""
+    if not is_profiling():
+        return nullcontext()
+    return record_function(f"{OF_AXIS}{group.group_desc} {NAMES[method]}")
 
 
 def _wait_on_other_thread(plain_wait: PlainWait, work: Work, leave: Callable[[], None]) -> None:
@@ -263,7 +274,7 @@ class CollectiveLog:
         self._before, self._in_step = self._step, False
 
     def called(self, method: str, arguments: tuple[Any, ...]) -> None:
-        call = (NAMES[method], _num_bytes(arguments))
+        call = NAMES[method], _bytes_of(arguments[:2])
         self._number, self._last = self._number + 1, call
         if not self._in_step:
             return
@@ -294,12 +305,8 @@ def _words(call: _Call) -> str:
     return f"{'an' if call[0].startswith('a') else 'a'} {call[0]} of {call[1]:,} bytes"
 
 
-def _num_bytes(arguments: tuple[Any, ...]) -> int:
-    """The bytes of the tensors in the first two arguments: one, a list, or a list of lists."""
-    return sum(_bytes_of(argument) for argument in arguments[:2])
-
-
 def _bytes_of(tensor: Any) -> int:
+    """The bytes of a tensor, a list of them, or a list of lists."""
     if isinstance(tensor, Tensor):
         return tensor.numel() * tensor.element_size()
     return sum(map(_bytes_of, tensor)) if isinstance(tensor, (list, tuple)) else 0
@@ -312,17 +319,15 @@ _OPERATIONS = {
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
-_libraries: list[torch.library.Library] = []
-"""Kept, because a library's kernels are removed when it is freed."""
 
 
-def replace_functional_all_reduce() -> None:
-    """Idempotent. The replacement waits itself, so a later `wait_tensor` returns at once."""
-    if _libraries:
-        return
+@cache
+def replace_functional_all_reduce() -> torch.library.Library:
+    """Idempotent. The replacement waits itself, so a later `wait_tensor` returns at once. The library is kept, because
+    its kernels are removed when it is freed."""
     library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("all_reduce", _all_reduce, "CPU")  # type: ignore[no-untyped-call]
-    _libraries.append(library)
+    return library
 
 
 def _all_reduce(tensor: Tensor, reduce_op: str, group_name: str) -> Tensor:

@@ -72,19 +72,15 @@ class DirectReduceScatter(DefaultReduceScatter):
         return None
 
 
-def all_reduce_small(tensor: Tensor) -> None:
-    """Replace a 1-D tensor by its sum over all ranks, with the same bits on every rank."""
-    begin_all_reduce_small(tensor)()
-
-
-def begin_all_reduce_small(tensor: Tensor) -> Callable[[], None]:
-    """Begin `all_reduce_small`; the returned function completes it.
+def begin_all_reduce_small(tensor: Tensor, group: dist.ProcessGroup | None) -> Callable[[], None]:
+    """Begin to replace a 1-D tensor by its sum over the group's ranks, with the same bits on every rank; the returned
+    function completes it. `group`: None means torch's default group.
 
     With one round, the collective runs in between. With two rounds, the returned function runs all of it.
     """
-    group = dist.group.WORLD
+    group = dist.group.WORLD if group is None else group
     if group is None or not _is_direct(tensor, group):
-        work = dist.all_reduce(tensor, async_op=True)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
         return lambda: _wait(work)
     num_ranks = group.size()
     if tensor.nbytes * num_ranks > _MAX_REPEATED_BYTES:

@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from shoal_workers.contract.suspects import Link
@@ -45,7 +46,6 @@ from shoal_workers.torch_internals import ProcessGroupGloo
 
 _SLICE_S = 0.02
 _own = threading.local()
-_is_replaced = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,10 @@ class _Limits:
     timeout_s: float
 
 
+@cache
 def replace_constructor() -> None:
     """Replace the constructor of ProcessGroupGloo. Idempotent; called once per worker, before the first group is
     made."""
-    global _is_replaced
-    if _is_replaced:
-        return
-    _is_replaced = True
     plain = ProcessGroupGloo.__init__
 
     def construct(self: ProcessGroupGloo, *arguments: Any, **named: Any) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from shoal_workers.engine.group.all_ranks import RankGrid, Reduction
+from shoal_workers.engine.group.rounded_sums import RoundedAllReduce, RoundedSums
 from shoal_workers.torch_internals import overlaps_itself
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -45,7 +46,7 @@ class _Bucket:
     views: list[Tensor]
     sent: list[_Sent | None]
     num_missing: int
-    work: dist.Work | None = None
+    work: Reduction | RoundedAllReduce | None = None
 
     def put(self, index: int, *, is_compared: bool = False) -> None:
         gradient = self.parameters[index].grad
@@ -60,11 +61,18 @@ class _Bucket:
 class GradientBuckets:
     """The buckets of some parameters. All methods but `take` and `note` are called by all ranks alike."""
 
-    def __init__(self, parameters: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-        """`parameters`: in the order of the optimizer. Backward passes are ready with the last ones first."""
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        ranks: RankGrid | None = None,
+        rounded: RoundedSums | None = None,
+    ) -> None:
+        """`parameters`: in the order of the optimizer. Backward passes are ready with the last ones first. `rounded`:
+        adds up the fp32 gradients, over one axis; None: gradients are added up in their own type."""
         self.parameters = list(parameters)
-        self.group = group
-        """Must be set before anything is sent."""
+        self.ranks = ranks
+        """Those whose gradients are added up. Must be set before anything is sent."""
+        self._rounded = rounded
         self._buckets = [_bucket(some) for some in _divided(self.parameters[::-1])]
         self._place = {id(p): (b, i) for b in self._buckets for i, p in enumerate(b.parameters)}
         self._num_launched = 0
@@ -123,9 +131,12 @@ class GradientBuckets:
         return len(self._compared) == len(self.parameters)
 
     def wait_for_sums(self) -> None:
-        for bucket in self._buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
+        works = [bucket.work for bucket in self._buckets if bucket.work is not None]
+        for work in works:
+            if isinstance(work, RoundedAllReduce):
+                work.gather()
+        for work in works:
+            work.wait()
 
     def begin(self) -> None:
         """Forget what was sent."""
@@ -187,9 +198,15 @@ class GradientBuckets:
         return frozenset(chosen)
 
     def _launch(self) -> None:
+        assert self.ranks is not None
         bucket = self._buckets[self._num_launched]
         self._num_launched += 1
-        bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+        if self._rounded is not None and bucket.flat.dtype is torch.float32:
+            (group,) = self.ranks.axis_groups
+            assert group is not None
+            bucket.work = RoundedAllReduce(self._rounded, bucket.flat, group)
+        else:
+            bucket.work = self.ranks.begin_all_reduce(bucket.flat)
 
 
 @torch.no_grad()

@@ -56,7 +56,7 @@ def build_mesh(layout: Layout, device_type: str, timeout_s: float, rank: int) ->
     timeout = timedelta(seconds=timeout_s)
     # The groups of a mesh's axes get this default, otherwise 30 minutes, and not init_process_group's timeout.
     dist.distributed_c10d.default_pg_timeout = timeout
-    degrees = {PP: layout.pp, REPLICATE: layout.dp_replicate, SHARDS: layout.num_shards, TP: layout.tp}
+    degrees = dict(zip((PP, REPLICATE, SHARDS, TP), layout.mesh_degrees, strict=True))
     # There is always an axis of shards, even of one rank: FSDP casts parameters to the precision of the computation,
     # even if nothing is split.
     sizes = {name: degree for name, degree in degrees.items() if degree > 1 or name == SHARDS}

@@ -34,13 +34,20 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.generation_ends import EngineError, Fenced, FormFailed
+from shoal_workers.engine.group.all_ranks import RankGrid, make_separate_groups, set_all_ranks
 from shoal_workers.engine.group.collectives import CollectiveLog
-from shoal_workers.engine.group.gloo import Address, GlooSockets, LinkMeter, bounded_connecting, shorten_addresses
+from shoal_workers.engine.group.gloo import GlooSockets, LinkMeter, bounded_connecting, shorten_addresses
 from shoal_workers.engine.group.mesh import Meshes, build_mesh
 from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
 from shoal_workers.engine.group.store.client import GenerationStore
-from shoal_workers.torch_internals import abort_nccl, all_groups, clear_dtensor_caches, forget_group_names
+from shoal_workers.torch_internals import (
+    abort_nccl,
+    all_groups,
+    clear_dtensor_caches,
+    forget_group_names,
+    keep_random_states,
+)
 
 _CLEAN_END_S = 2.0
 _DROP_S = 0.1
@@ -53,6 +60,7 @@ class Group:
         check: raises Fenced once the generation is over.
         on_connecting: called on the training thread when all ranks have arrived, before they connect to each other.
         has_gradients: also makes `gradients`.
+        by_axis: collectives of all ranks go along the axes of the mesh; None means with NCCL. See all_ranks.py.
     """
 
     def __init__(
@@ -64,13 +72,15 @@ class Group:
         check: Callable[[], None],
         on_connecting: Callable[[], None] = lambda: None,
         has_gradients: bool = False,
+        by_axis: bool | None = None,
     ) -> None:
         self._assignment = assignment
         self._device = device
         self._check = check
         self._on_connecting = on_connecting
         self._has_gradients = has_gradients
-        self.gradients: dist.ProcessGroup | None = None
+        self._by_axis = device.type == "cuda" if by_axis is None else by_axis
+        self.gradients: RankGrid | None = None
         """All ranks once more, for sums that run beside other collectives; None if there is one rank, or no need."""
         self._rendezvous = Rendezvous(assignment, connections, check)
         self._sockets = GlooSockets()
@@ -101,18 +111,24 @@ class Group:
         if self._device.type == "cuda":
             _configure_nccl()
         self._on_connecting()
+        timeout = timedelta(seconds=a.collective_timeout_s)
         try:
             with bounded_connecting(self._check, a.connect_s):
+                # Without `device_id`: with it, NCCL connects all ranks here.
                 dist.init_process_group(
                     backend,
                     store=PrefixStore("groups", store),
                     rank=a.rank,
                     world_size=a.world_size,
-                    timeout=timedelta(seconds=a.collective_timeout_s),
+                    timeout=timeout,
                 )
                 meshes = build_mesh(a.layout, self._device.type, a.collective_timeout_s, a.rank)
+                grid = RankGrid.from_mesh(meshes.root) if self._by_axis else RankGrid.from_default_group()
+                set_all_ranks(grid)
+                if self._device.type == "cuda":
+                    keep_random_states(meshes.root)
                 if self._has_gradients and a.world_size > 1:
-                    self.gradients = dist.new_group(timeout=timedelta(seconds=a.collective_timeout_s))
+                    self.gradients = make_separate_groups(grid, meshes.root, timeout)
         except RuntimeError as error:
             # A fenced generation ends as Fenced, whatever its broken connections raise.
             self._check()
@@ -120,7 +136,8 @@ class Group:
         if has_gloo:
             own = json.dumps(sorted(self._sockets.after_groups()))
             listening = self._rendezvous.gather("listening", own, timeout_s=a.connect_s)
-            self._sockets.learn_peers(_addresses(listening))
+            addresses = (address for line in listening for address in json.loads(line))
+            self._sockets.learn_peers((str(host), int(port)) for host, port in addresses)
         store.set_timeout(timedelta(seconds=a.collective_timeout_s))  # NCCL connects in a group's first collective
         self.is_formed = True
         return meshes
@@ -180,6 +197,7 @@ class Group:
         """Training thread, after every end, once nothing on its stack refers to the model any more."""
         groups: list[dist.ProcessGroup] = []
         self.gradients = None
+        set_all_ranks(None)
         if dist.is_initialized():
             groups += all_groups()  # else torch frees them here, and a lost operation blocks until its timeout
             dist.destroy_process_group()
@@ -227,10 +245,6 @@ def _drop(groups: list[dist.ProcessGroup], store: GenerationStore | None, wake: 
     group_reaper.join(_DROP_S)
 
 
-def _addresses(lines: list[str]) -> frozenset[Address]:
-    return frozenset((str(host), int(port)) for line in lines for host, port in json.loads(line))
-
-
 def _configure_nccl() -> None:
     """A broken communicator ends a generation, not the worker: NCCL cleans up only, without an aborting watchdog."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
@@ -258,7 +272,7 @@ class GenerationScope:
         self._left = threading.Event()
         self._sweeper: threading.Thread | None = None
 
-    def wake_until_left(self) -> None:
+    def interrupt_until_left(self) -> None:
         """Start the sweeper, which wakes the training thread until it has left. Idempotent; returns at once."""
         with self._lock:
             if self._sweeper is None and not self._left.is_set():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shoal_workers.contract.suspects import Resource, Suspect
 from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch
-from shoal_workers.engine.group.agreement import gather_values
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.health.replay import wait_for_removal
 from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.step.generation import Generation
@@ -70,7 +70,7 @@ class NonFiniteCheck:
         self._replicas.compare_values_that_are_not_finite(step)
         generation = self._generation
         passes = [_pass(loss, squared_norm), *self._repeat(step, scale)]
-        by_rank, layout = gather_values(passes), generation.layout
+        by_rank, layout = all_ranks().gather_values(passes), generation.layout
         generation.check()
         wrong = find_wrong_pass(by_rank, computes_whole_samples=layout.num_data_ranks == layout.world_size)
         if wrong is not None:
@@ -89,13 +89,12 @@ class NonFiniteCheck:
         generation = self._generation
         where = "" if wrong.rank is None else f" on rank {wrong.rank}"
         message = f"loss or gradient of step {step + 1} was not finite{where}, and is finite when it is computed again"
-        if generation.rank == 0:
-            number, now = generation.number, time.time()
-            generation.outbox.report(
-                ReplicaMismatch(generation=number, step=step, at=now, ranks=(), is_certain=False, message=message)
-                if wrong.rank is None
-                else ReplayMismatch(generation=number, step=step + 1, at=now, rank=wrong.rank, message=message)
-            )
+        number, now = generation.number, time.time()
+        generation.report(
+            ReplicaMismatch(generation=number, step=step, at=now, ranks=(), is_certain=False, message=message)
+            if wrong.rank is None
+            else ReplayMismatch(generation=number, step=step + 1, at=now, rank=wrong.rank, message=message)
+        )
         wait_for_removal(generation, f"{message}. It was not applied.")
 
 

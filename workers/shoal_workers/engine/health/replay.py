@@ -23,7 +23,7 @@ import torch
 from shoal_workers.contract.batch_partition import micro_batches_of_rank
 from shoal_workers.contract.worker_reports import ReplayMismatch
 from shoal_workers.engine.generation_ends import ComputesWrong
-from shoal_workers.engine.group.agreement import gather_values
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.schedule import is_due
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
@@ -54,11 +54,11 @@ class Replay:
         """
         if not is_due(step + 1, self._every_steps):
             return
-        losses = [self._gradients.forward_only(step, index) for index in self._tried]
+        losses = [self._gradients.run_forward(step, index) for index in self._tried]
         self._gradients.reshard()
         # Bits are compared. nan has many patterns of bits, and gets one.
         bits = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64).tolist()
-        odd_one = name_the_odd_one(gather_values(bits))
+        odd_one = name_the_odd_one(all_ranks().gather_values(bits))
         self._generation.check()
         if odd_one is not None:
             self._accuse(odd_one, step + 1)
@@ -66,16 +66,9 @@ class Replay:
     def _accuse(self, rank: int, step: int) -> None:
         generation = self._generation
         message = f"two other ranks agree on the losses of micro-batches of step {step}, and rank {rank} finds others"
-        if generation.rank == 0:
-            generation.outbox.report(
-                ReplayMismatch(
-                    generation=generation.number,
-                    step=step,
-                    at=time.time(),
-                    rank=rank,
-                    message=message,
-                )
-            )
+        generation.report(
+            ReplayMismatch(generation=generation.number, step=step, at=time.time(), rank=rank, message=message)
+        )
         wait_for_removal(generation, f"rank {rank} computes wrong: {message}. Step {step} was not applied.")
 
 

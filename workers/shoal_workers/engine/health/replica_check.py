@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
-from shoal_workers.engine.group.agreement import gather_values
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.group.mesh import TP
 from shoal_workers.engine.health.replay import wait_for_removal
 from shoal_workers.engine.schedule import is_due
@@ -102,11 +102,12 @@ class ReplicaCheck:
         return _Sums(self._tensors())
 
     def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns this rank's parts of sharded tensors, and of those that are whole on tp."""
+        """Returns this rank's parts of sharded tensors, and of those that are whole on tp; in the order of their names,
+        because an optimizer that was made of a set has another order on each rank."""
         sharded: list[Tensor] = []
         whole: list[Tensor] = []
         is_plain = self._generation.layout.shard is ShardLevel.NONE
-        for tensor in self._view.tensors().values():
+        for _, tensor in sorted(self._view.tensors().items()):
             if isinstance(tensor, DTensor):
                 (whole if is_whole_on_tp(tensor) else sharded).append(local_tensor(tensor).detach())
             elif is_plain:
@@ -115,29 +116,26 @@ class ReplicaCheck:
 
     def _compare(self, sums: _Sums, step: int, *, are_finite: Sequence[bool] = (True, True)) -> None:
         generation = self._generation
-        gathered = gather_values((sums.values(), are_finite))
+        gathered = all_ranks().gather_values((sums.values(), are_finite))
         generation.check()
         values, finite = zip(*gathered, strict=True)
         difference = find_difference(values, self._groups, are_finite=finite)
         if difference is None:
-            if generation.rank == 0:
-                report = ReplicasEqual(generation=generation.number, step=step, at=time.time(), cpu_s=sums.cpu_s)
-                generation.outbox.report(report)
+            generation.report(ReplicasEqual(generation=generation.number, step=step, at=time.time(), cpu_s=sums.cpu_s))
             return
         names = ", ".join(map(str, difference.ranks))
         fault = "the others are right" if difference.is_certain else "no majority says which of them is wrong"
         message = f"after step {step}, ranks {names} hold other values of replicated state; {fault}"
-        if generation.rank == 0:
-            generation.outbox.report(
-                ReplicaMismatch(
-                    generation=generation.number,
-                    step=step,
-                    at=time.time(),
-                    ranks=difference.ranks,
-                    is_certain=difference.is_certain,
-                    message=message,
-                )
+        generation.report(
+            ReplicaMismatch(
+                generation=generation.number,
+                step=step,
+                at=time.time(),
+                ranks=difference.ranks,
+                is_certain=difference.is_certain,
+                message=message,
             )
+        )
         wait_for_removal(generation, f"{message}. Step {step + 1} was not applied.")
 
 

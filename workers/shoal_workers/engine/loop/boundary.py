@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +36,7 @@ from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.schedule import is_due
 from shoal_workers.engine.state.device_state import SnapshotState
-from shoal_workers.engine.state.saving import Saver
+from shoal_workers.engine.state.saving import Saver, is_save_time
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import PlainValues, Recent
 from shoal_workers.engine.step.generation import Membership
@@ -53,13 +53,20 @@ class TrackedState(SnapshotState, PlainValues):
     why_copies = "a loop decides itself what it updates, so its state is copied"
 
     def __init__(
-        self, tracked: Tracked, seed: int, recent: Recent, streams: StreamStates, epochs: Sequence[Sequence[int]]
+        self,
+        tracked: Tracked,
+        seed: int,
+        recent: Recent,
+        streams: StreamStates,
+        epochs: Sequence[Sequence[int]],
+        are_factors_usual: Mapping[str, bool],
     ) -> None:
         self._tracked = tracked
         self._seed = seed
         self._recent = recent
         self._streams = streams
         self._epochs = epochs
+        self._are_factors_usual = are_factors_usual
         self._collected: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
     def changed(self) -> None:
@@ -76,7 +83,9 @@ class TrackedState(SnapshotState, PlainValues):
         tree = self._collect()[1]
         streams = {"streams": self._streams.texts} if self._streams.texts else {}
         epochs = {"epochs": [list(newest) for newest in self._epochs]} if self._epochs else {}
-        return {"step": step, "seed": self._seed, "tree": tree, "reports": self._recent.values(), **streams, **epochs}
+        factors = {"are_factors_usual": dict(self._are_factors_usual)} if self._are_factors_usual else {}
+        reports = self._recent.values()
+        return {"step": step, "seed": self._seed, "tree": tree, "reports": reports, **streams, **epochs, **factors}
 
     def _collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self._collected is None:
@@ -84,15 +93,16 @@ class TrackedState(SnapshotState, PlainValues):
         return self._collected
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What the ranks have done in one step."""
+@dataclass(slots=True)
+class StepResults:
+    """What the loop has found in one step."""
 
-    loss: float | None
-    grad_norm: float | None
-    lr: float | None
-    samples: int | None
-    data_s: float
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: float | None = None
+    samples: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the loop has logged."""
 
 
 class LoopEnd(BaseException):
@@ -104,7 +114,7 @@ class LoopEnd(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
+class _CommittedState:
     """What was tracked when a step was complete on this rank."""
 
     step: int
@@ -159,11 +169,11 @@ class StepBoundary:
         self._saved_mono = time.monotonic()
         self._saving_s = 0.0
         self._store = store
-        self._settled: _Settled | None = None
+        self._settled: _CommittedState | None = None
         self._settling_is_cheap = True
 
-    def commit(self, done: Done, metrics: Mapping[str, float]) -> None:
-        """All ranks: one more step is complete.
+    def commit(self, results: StepResults, data_s: float) -> None:
+        """All ranks: one more step is complete. `data_s`: seconds that this rank has spent on data so far.
 
         Raises:
             LoopEnd: a yield was requested.
@@ -171,12 +181,12 @@ class StepBoundary:
         """
         membership, step = self._membership, self._membership.position.step + 1
         self._buffers.restore()
-        self._buffers.keep()
+        self._buffers.adopt()
         self._buffers.forget_changes()
         self._state.changed()
-        reported = self._reported(step, done, metrics)
+        reported = self._reported(step, results)
         settling_s = self._settle(step, reported)
-        verdict = self._verdict if self._verdict is not None else self.begin_vote(done.data_s, ()).counted()
+        verdict = self._verdict if self._verdict is not None else self.begin_vote(data_s, ()).counted()
         membership.check()
         now = time.perf_counter()
         step_s, self._ended, self._voted = now - self._ended, now, self._newest_vote
@@ -200,7 +210,8 @@ class StepBoundary:
         """All ranks: begins the vote of an update. `sums`, then `on_device`, float64 of shape (n,): further numbers,
         whose sums over all ranks are `uses` of the verdict. What is counted then is given to `voted`."""
         membership, step = self._membership, self._membership.position.step + 1
-        requests = self._snapshots.requests(step, saves=self._is_save_time())
+        saves = is_save_time(membership.assignment, self._spec.checkpoint.every_s, self._saved_mono)
+        requests = self._snapshots.requests(step, saves=saves)
         if self._costs is None:
             self._costs = self._snapshots.take_costs()
         copy_s, send_s = self._costs
@@ -235,7 +246,7 @@ class StepBoundary:
         """The newest vote of this step."""
         self._verdict = verdict
 
-    def unsettle(self) -> None:
+    def invalidate(self) -> None:
         """An update begins: until the next commit the state is that of no step."""
         self._settled = None
 
@@ -250,7 +261,7 @@ class StepBoundary:
             if self._state.mark() != settled.mark or self._buffers.have_changed():
                 return
             # A second copy of the step would take the place of the step before, of which a lost rank may have a part.
-            if settled.reported is None and store.holds(a.generation, settled.step):
+            if settled.reported is None and store.own.holds(a.generation, settled.step):
                 return
             if settled.reported is not None:
                 self._recent.add(StepReport(**settled.reported))
@@ -289,28 +300,22 @@ class StepBoundary:
             self._settled = None
             return 0.0
         start = time.perf_counter()
-        self._settled = _Settled(step, self._state.mark(), reported)
+        self._settled = _CommittedState(step, self._state.mark(), reported)
         return time.perf_counter() - start
 
-    def _is_save_time(self) -> bool:
-        """Rank 0's clock decides for all ranks."""
-        every_s = self._spec.checkpoint.every_s
-        is_timed = every_s is not None and self._membership.rank == 0
-        return is_timed and time.monotonic() - self._saved_mono >= (every_s or 0)
-
-    def _reported(self, step: int, done: Done, metrics: Mapping[str, float]) -> dict[str, Any]:
+    def _reported(self, step: int, results: StepResults) -> dict[str, Any]:
         """The fields of a report. It is made once, when all of them are known."""
         return {
             "generation": self._membership.number,
             "step": step,
             "at": time.time(),
-            "loss": done.loss,
-            "grad_norm": done.grad_norm,
-            "lr": done.lr,
-            "tokens": done.samples,
+            "loss": results.loss,
+            "grad_norm": results.grad_norm,
+            "lr": results.lr,
+            "tokens": results.samples,
             "step_s": time.perf_counter() - self._ended,
             "world_size": self._membership.layout.world_size,
-            "metrics": metrics,
+            "metrics": results.metrics,
         }
 
     def _report(self, report: StepReport) -> None:
@@ -318,5 +323,4 @@ class StepBoundary:
         self._recent.add(report)
         if self._settled is not None:
             self._settled = replace(self._settled, reported=None)
-        if self._membership.rank == 0:
-            self._membership.outbox.report(report)
+        self._membership.report(report)

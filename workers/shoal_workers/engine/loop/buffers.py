@@ -23,15 +23,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from shoal_workers.engine.group.direct_collectives import all_reduce_small
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.engine.step.buffer_rule import (
     NUM_THOROUGH,
     Buffer,
+    compute_values,
     find_buffers,
-    folds,
-    norms_of,
-    values_after,
+    find_norms,
+    folds_statistics,
 )
 
 
@@ -53,29 +53,29 @@ class _Buffer(Buffer):
     @property
     def is_computed(self) -> bool:
         """Its change is computed, whether there is one or not."""
-        return self.is_known or self.is_small
+        return self.is_changing or self.is_small
 
     def differs(self, now: Tensor | None) -> bool:
         """Compares values, because torch does not count all writes. Waits for the device."""
-        return now is not self.home or not torch.equal(self.home, self.base)
+        return now is not self.original or not torch.equal(self.original, self.base)
 
-    def note(self, has_changed: Tensor) -> None:
+    def note_change(self, has_changed: Tensor) -> None:
         self.has_changed = has_changed if self.has_changed is None else self.has_changed | has_changed
 
     def restore(self) -> None:
         """B is in the module."""
-        self.place(self.home)
-        self.home.data.copy_(self.base)  # not counted by torch: a backward pass may still come
-        self.version = self.home._version
+        self.install(self.original)
+        self.original.data.copy_(self.base)  # not counted by torch: a backward pass may still come
+        self.version = self.original._version
 
-    def keep(self) -> None:
+    def adopt(self) -> None:
         """What is in the module is B from now on."""
-        now = self.now
-        if now is not None and now is not self.home:
-            self.home.data.copy_(now)
-            self.place(self.home)
-        self.base.copy_(self.home)
-        self.version = self.home._version
+        now = self.current
+        if now is not None and now is not self.original:
+            self.original.data.copy_(now)
+            self.install(self.original)
+        self.base.copy_(self.original)
+        self.version = self.original._version
 
 
 class LoopBuffers:
@@ -89,7 +89,7 @@ class LoopBuffers:
         self._changes: list[Tensor] = []
         """Bool scalars: the loop itself has changed a buffer since `forget_changes`."""
         named = [(f"{name}/", module) for name, module in modules.items()]
-        self._buffers, self._norms = find_buffers(named, _made, _is_kept, _is_norm)
+        self._buffers, self._norms = find_buffers(named, _make_buffer, _is_saved, _is_norm)
         self._is_open = False
         self._is_real = False
         self._weight = 0.0
@@ -107,7 +107,7 @@ class LoopBuffers:
         if self._is_open:
             self._end_micro_batch()
         else:
-            self.keep()
+            self.adopt()
         self._is_open, self._is_real, self._weight = True, is_real, 0.0
 
     def weigh(self, weight: float) -> None:
@@ -146,13 +146,13 @@ class LoopBuffers:
                     "lost. Write to it in place (buffer.copy_(...)), or register it with persistent=False if it is a "
                     "cache."
                 )
-            buffer.is_known = True
+            buffer.is_changing = True
         self._num_updates += 1
         self._pending = []
         if changed:
             calls = torch.tensor(totals[num:], dtype=torch.float64).view(self._world_size, len(self._norms))
-            add_up = all_reduce_small if self._world_size > 1 else lambda _: None
-            values = values_after(changed, self._norms, calls, self._rank, add_up, weight)
+            add_up = all_ranks().all_reduce_small
+            values = compute_values(changed, self._norms, calls, self._rank, add_up, weight)
             self._pending = [*zip(changed, values, strict=True)]
         self._forget()
 
@@ -172,19 +172,19 @@ class LoopBuffers:
         self._is_open = False
 
     @torch.no_grad()
-    def keep(self) -> None:
+    def adopt(self) -> None:
         """What is in the modules is B from now on, if no micro-batch is under way."""
         for buffer in () if self._is_open else self._buffers:
-            now = buffer.now
+            now = buffer.current
             if now is None:
                 continue
-            if now is not buffer.home or (now.is_cpu and not buffer.is_computed):
+            if now is not buffer.original or (now.is_cpu and not buffer.is_computed):
                 if buffer.differs(now):
                     self._changes.append(torch.ones((), dtype=torch.bool))
-                    buffer.keep()
+                    buffer.adopt()
                 continue
             self._changes.append((now != buffer.base).any())
-            buffer.keep()
+            buffer.adopt()
 
     def have_changed(self) -> bool:
         """Whether the loop itself has changed a buffer since the last step. Waits for the device."""
@@ -203,49 +203,52 @@ class LoopBuffers:
     @torch.no_grad()
     def _end_micro_batch(self) -> None:
         self._is_open = False
-        changed = [(buffer, now) for buffer in self._buffers if self._may_have_changed(buffer, now := buffer.now)]
+        changed = [(buffer, now) for buffer in self._buffers if self._may_have_changed(buffer, now := buffer.current)]
         if self._is_real:
             counted = [(buffer, now) for buffer, now in changed if not (buffer.is_synchronised and self._rank)]
             for buffer, now in counted:
                 self._refuse_other_shape(buffer, now)
-            calls = {id(norm): norm.count() for norm in norms_of(buffer for buffer, _ in counted)}
+            calls = {id(norm): norm.count_calls() for norm in find_norms(buffer for buffer, _ in counted)}
             for buffer, now in counted:
                 assert now is not None
-                buffer.note((now != buffer.base).any())
+                buffer.note_change((now != buffer.base).any())
                 buffer.add(now, self._weight, calls.get(id(buffer.norm)))
         for buffer, _ in changed:
             buffer.restore()
 
     def _may_have_changed(self, buffer: _Buffer, now: Tensor | None) -> bool:
-        if buffer.is_computed or now is not buffer.home:
+        if buffer.is_computed:
             return True
-        if buffer.home.is_cpu or self._num_updates < NUM_THOROUGH or buffer.home._version != buffer.version:
-            buffer.is_known = buffer.differs(now)
-            return buffer.is_known
+        if now is not buffer.original:
+            buffer.is_changing = True  # another tensor shows without a comparison
+            return True
+        if buffer.original.is_cpu or self._num_updates < NUM_THOROUGH or buffer.original._version != buffer.version:
+            buffer.is_changing = buffer.differs(now)
+            return buffer.is_changing
         if self._is_real:
-            buffer.note((buffer.home != buffer.base).any())
+            buffer.note_change((buffer.original != buffer.base).any())
         return False
 
     @staticmethod
     def _refuse_other_shape(buffer: _Buffer, now: Tensor | None) -> None:
-        home = buffer.home
-        if now is None or now.shape != home.shape or now.dtype != home.dtype:
+        original = buffer.original
+        if now is None or now.shape != original.shape or now.dtype != original.dtype:
             shape = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
             raise ValueError(
-                f"the forward pass changes the buffer {buffer.name.replace('/', '.')} from {home.dtype} "
-                f"{list(home.shape)} to {shape}, and such changes cannot be added up. Give it its final shape when it "
-                "is made, or register it with persistent=False if it is a cache."
+                f"the forward pass changes the buffer {buffer.name.replace('/', '.')} from {original.dtype} "
+                f"{list(original.shape)} to {shape}, and such changes cannot be added up. Give it its final shape when "
+                "it is made, or register it with persistent=False if it is a cache."
             )
 
 
-def _made(module: nn.Module, name: str, tensor: Tensor) -> _Buffer:
+def _make_buffer(module: nn.Module, name: str, tensor: Tensor) -> _Buffer:
     is_synchronised = isinstance(module, nn.SyncBatchNorm)
     return _Buffer(name, tensor, base=tensor.detach().clone(), is_synchronised=is_synchronised)
 
 
-def _is_kept(module: nn.Module, key: str, tensor: Tensor) -> bool:
+def _is_saved(module: nn.Module, key: str, tensor: Tensor) -> bool:
     return key not in module._non_persistent_buffers_set and tensor.layout is torch.strided
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return folds(module) or isinstance(module, nn.SyncBatchNorm)
+    return folds_statistics(module) or isinstance(module, nn.SyncBatchNorm)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank
+from shoal_workers.contract.batch_partition import micro_batches_of_rank
 from shoal_workers.engine.loop.samples import (
     EpochOrder,
     Fetch,
@@ -35,27 +35,8 @@ from shoal_workers.engine.sample_order import training_order
 T = TypeVar("T")
 
 
-class Source(Protocol):
-    """This rank's micro-batches, step after step."""
-
-    @property
-    def own(self) -> Sequence[MicroBatch]: ...
-
-    @property
-    def num_micro_batches(self) -> int:
-        """All micro-batches of a step, over all ranks."""
-
-    @property
-    def most_workers(self) -> int:
-        """Among how many the data can be divided."""
-
-    @property
-    def epoch(self) -> EpochOrder | None:
-        """What is read, if it ends with an epoch."""
-
-    def get(self, step: int, number: int, *, again: bool = False) -> Any: ...
-
-    def close(self) -> None: ...
+Source = Samples | Streams
+"""This rank's micro-batches, step after step."""
 
 
 @dataclass(frozen=True, slots=True)

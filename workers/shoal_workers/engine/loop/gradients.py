@@ -32,19 +32,19 @@ thread; on a GPU, autograd calls the hooks on a thread of its own while that one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from shoal_workers.engine.group.all_ranks import RankGrid
 from shoal_workers.engine.group.gradient_buckets import GradientBuckets
 from shoal_workers.engine.loop.sharded import plain_parameters
 
-_MAX_STRIKES = 3
+_MAX_MISSES = 3
 """Wrong guesses for an update, after which nothing is guessed for it any more."""
 _MAX_IDLE_UPDATES = 32
 """Updates in a row in which no rank has used a parameter; then its zeros are not sent any more."""
@@ -52,11 +52,11 @@ _NUM_FLAGS = 3
 
 
 @dataclass(slots=True)
-class _Guess:
+class _OverlapPlan:
     """What is known of the update at one place of the step."""
 
-    is_quiet: bool = False
-    num_strikes: int = 0
+    is_untouched: bool = False
+    num_misses: int = 0
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Plan:
     optimizer: Optimizer
     buckets: GradientBuckets | None = None
     hooks: list[RemovableHandle] = field(default_factory=list)
-    guesses: dict[int, _Guess] = field(default_factory=dict)
+    guesses: dict[int, _OverlapPlan] = field(default_factory=dict)
     """By the number of the update in its step."""
 
 
@@ -85,9 +85,9 @@ class Gradients:
     sums.finish(totals, ...)    the vote is counted: `grad` of each parameter has the mean
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        """`group`: for these sums only; None if there is one rank."""
-        self._group = group
+    def __init__(self, ranks: RankGrid | None) -> None:
+        """`ranks`: all of them, in groups for these sums only; None if there is one rank."""
+        self._ranks = ranks
         self._plans: dict[int, _Plan] = {}
         self._now: list[_Update] = []
         """Updates of this step."""
@@ -99,6 +99,8 @@ class Gradients:
         """What the hooks fill in this backward pass."""
         self.num_early = 0
         """Buckets that this rank has sent during backward passes."""
+        self.order: Mapping[int, int] = {}
+        """See `plain_parameters`."""
 
     def begin_backward(self, *, is_last_micro_batch: bool) -> None:
         self._num_calls += 1
@@ -116,7 +118,7 @@ class Gradients:
         if not self._is_last_call or expected is None or expected.plan.buckets is None:
             return
         guess = self._guess(expected.plan)
-        if not guess.is_quiet and guess.num_strikes < _MAX_STRIKES:
+        if not guess.is_untouched and guess.num_misses < _MAX_MISSES:
             expected.plan.buckets.note()
 
     def send(self, optimizer: Optimizer) -> list[float]:
@@ -129,7 +131,7 @@ class Gradients:
         if (buckets := plan.buckets) is not None:
             buckets.send()
             flags = [float(buckets.is_stale), float(not buckets.is_as_noted), float(not buckets.are_all_compared)]
-        return [*flags, *(float(parameter.grad is not None) for parameter in plain_parameters(optimizer))]
+        return [*flags, *(float(parameter.grad is not None) for parameter in self._parameters(optimizer))]
 
     def rewritten(self, optimizer: Optimizer) -> Tensor | None:
         """After `send`, for the vote: a bool scalar on the device, see `GradientBuckets.is_rewritten`. None if nothing
@@ -143,9 +145,9 @@ class Gradients:
         if buckets is not None:
             buckets.wait_for_sums()
             return buckets.sums()
-        if self._group is not None:
+        if self._ranks is not None:
             return []
-        return [parameter.grad for parameter in plain_parameters(optimizer) if parameter.grad is not None]
+        return [parameter.grad for parameter in self._parameters(optimizer) if parameter.grad is not None]
 
     def finish(
         self, optimizer: Optimizer, totals: Sequence[float], num_rewritten: float, weight: float
@@ -154,7 +156,7 @@ class Gradients:
         Returns the whole parameters that any rank has used; the others have no gradient. And whether their sums are
         those that `wait_for_sums` has returned."""
         plan = self._plans[id(optimizer)]
-        parameters = plain_parameters(optimizer)
+        parameters = self._parameters(optimizer)
         (num_stale, num_restless, num_in_turn), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
         if num_rewritten and num_in_turn:
             raise ValueError(
@@ -164,8 +166,8 @@ class Gradients:
             )
         used = [parameter for parameter, count in zip(parameters, uses, strict=True) if count]
         num_stale += num_rewritten
-        self._learn(plan, is_stale=num_stale > 0, is_quiet=num_restless == 0)
-        if self._group is None:
+        self._learn(plan, is_stale=num_stale > 0, is_untouched=num_restless == 0)
+        if self._ranks is None:
             if used:
                 torch._foreach_div_([p.grad for p in used if p.grad is not None], weight)
             return used, True
@@ -177,7 +179,7 @@ class Gradients:
         if plan.buckets is not None and len(used) == len(plan.buckets.parameters) and not late:
             plan.buckets.give(weight)  # as in nearly every step
             return used, not num_stale
-        extra = GradientBuckets(late, self._group) if late else None
+        extra = GradientBuckets(late, self._ranks) if late else None
         if extra is not None:
             extra.send()
             extra.wait_for_sums()
@@ -198,24 +200,27 @@ class Gradients:
         self._before, self._now, self._num_calls = self._now, [], 0
 
     def close(self) -> None:
-        """The generation is over: nothing refers to the group any more."""
-        self._active, self._group = None, None
+        """The generation is over: nothing refers to the groups any more."""
+        self._active, self._ranks = None, None
         for plan in self._plans.values():
             _remove(plan.hooks)
         self._plans, self._now, self._before = {}, [], []
+
+    def _parameters(self, optimizer: Optimizer) -> list[Tensor]:
+        return plain_parameters(optimizer, self.order)
 
     def _expected(self) -> _Update | None:
         """The update that comes next, if this step is like the last one."""
         number = len(self._now)
         return self._before[number] if number < len(self._before) else None
 
-    def _guess(self, plan: _Plan) -> _Guess:
-        return plan.guesses.setdefault(len(self._now), _Guess())
+    def _guess(self, plan: _Plan) -> _OverlapPlan:
+        return plan.guesses.setdefault(len(self._now), _OverlapPlan())
 
     def _is_open(self) -> bool:
         """Return whether buckets of the expected update may be under way on any rank. Equal on all ranks."""
         expected = self._expected()
-        return expected is not None and expected.plan.buckets is not None and self._guess(expected.plan).is_quiet
+        return expected is not None and expected.plan.buckets is not None and self._guess(expected.plan).is_untouched
 
     def _drop_open(self) -> None:
         """Another update than the expected one has come, or none."""
@@ -227,17 +232,17 @@ class Gradients:
         buckets.send()
         buckets.wait_for_sums()
         buckets.begin()
-        guess.is_quiet, guess.num_strikes = False, guess.num_strikes + 1
+        guess.is_untouched, guess.num_misses = False, guess.num_misses + 1
 
-    def _learn(self, plan: _Plan, *, is_stale: bool, is_quiet: bool) -> None:
+    def _learn(self, plan: _Plan, *, is_stale: bool, is_untouched: bool) -> None:
         expected, guess = self._expected(), self._guess(plan)
         if expected is not None and expected.plan is plan and plan.buckets is not None:
-            if guess.is_quiet:
-                guess.is_quiet = not is_stale
-                guess.num_strikes += is_stale
-            elif guess.num_strikes < _MAX_STRIKES:
-                guess.is_quiet = is_quiet
-                guess.num_strikes += not is_quiet
+            if guess.is_untouched:
+                guess.is_untouched = not is_stale
+                guess.num_misses += is_stale
+            elif guess.num_misses < _MAX_MISSES:
+                guess.is_untouched = is_untouched
+                guess.num_misses += not is_untouched
         self._now.append(_Update(plan, self._num_calls))
         self._num_calls = 0
 
@@ -245,7 +250,7 @@ class Gradients:
         self, plan: _Plan, parameters: Sequence[Tensor], used: Sequence[Tensor], extra: GradientBuckets | None
     ) -> None:
         """Decides, on all ranks alike, which parameters the next update sends."""
-        assert self._group is not None
+        assert self._ranks is not None
         of_used = {id(parameter) for parameter in used}
         old = plan.buckets
         if old is not None:
@@ -259,7 +264,7 @@ class Gradients:
         else:
             idle = dict(zip(map(id, old.parameters), old.num_idle, strict=True)) if old is not None else {}
             kept = [p for p in parameters if id(p) in of_used or idle.get(id(p), _MAX_IDLE_UPDATES) < _MAX_IDLE_UPDATES]
-            plan.buckets = GradientBuckets(kept, self._group) if kept else None
+            plan.buckets = GradientBuckets(kept, self._ranks) if kept else None
         self._hook(plan)
 
     def _hook(self, plan: _Plan) -> None:
@@ -273,6 +278,11 @@ class Gradients:
     def _ready(self, parameter: Tensor) -> None:
         if self._active is not None and parameter in self._active:
             self.num_early += self._active.take(parameter)
+
+
+def are_any_used(totals: Sequence[float]) -> bool:
+    """Return whether any rank has a gradient, by the sum of what `send` returns."""
+    return any(totals[_NUM_FLAGS:])
 
 
 def _is_last(hook: RemovableHandle) -> bool:

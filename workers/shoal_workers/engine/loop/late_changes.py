@@ -10,12 +10,13 @@ updates, by a few elements.
 
 What a loop does in the first updates is proven (proof.py), and may be right: gradients that are centred, for example.
 What begins later, as a clip of gradients that have become large, was not proven and is refused: the first on this rank;
-factors travel with the vote, as sums over all ranks. Called by `Run`.
+factors travel with the vote, as sums over all ranks. Whether factors of ranks differ in the first updates is state: a
+clip may have begun when a group goes on from a restore. Called by `Run`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -41,8 +42,19 @@ _SMALLEST = 1e-30
 class LateChanges:
     """Those of one rank. Training thread only."""
 
-    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        self._parameters = {id(optimizer): _trained(plain_parameters(optimizer)) for optimizer in optimizers}
+    def __init__(
+        self,
+        optimizers: Mapping[str, Optimizer],
+        order: Mapping[int, int] | None = None,
+        are_factors_usual: dict[str, bool] | None = None,
+    ) -> None:
+        """`order`: see `plain_parameters`. `are_factors_usual`: by name of an optimizer that several ranks have updated
+        `_PROVEN_UPDATES` times, whether their factors differed in these updates; is added to."""
+        self._names = {id(optimizer): name for name, optimizer in optimizers.items()}
+        self._are_factors_usual = {} if are_factors_usual is None else are_factors_usual
+        self._parameters = {
+            id(optimizer): _trained(plain_parameters(optimizer, order)) for optimizer in optimizers.values()
+        }
         self._places = {key: list(_places(parameters)) for key, parameters in self._parameters.items()}
         self._before: dict[int, Tensor] = {}
         """By optimizer: what the last backward pass since the last update has left."""
@@ -107,6 +119,9 @@ class LateChanges:
                     "same factors on all ranks."
                 )
         if self._num_updates[id(optimizer)] <= _PROVEN_UPDATES:
+            name = self._names.get(id(optimizer))
+            if name is not None and world_size > 1 and self._num_updates[id(optimizer)] == _PROVEN_UPDATES:
+                self._are_factors_usual.setdefault(name, (id(optimizer), "after") in self._usual)
             return
         for first in range(0, _NUM_SAMPLES, _NUM_ELEMENTS):
             totals, square_sums = values[first:][:_NUM_ELEMENTS], values[_NUM_SAMPLES + first :][:_NUM_ELEMENTS]
@@ -119,6 +134,9 @@ class LateChanges:
                 )
 
     def _begins_late(self, key: int, what: str) -> bool:
+        name = self._names.get(key)
+        if what == "after" and name in self._are_factors_usual:
+            return not self._are_factors_usual[name]
         if self._num_updates[key] <= _PROVEN_UPDATES:
             self._usual.add((key, what))
         return (key, what) not in self._usual

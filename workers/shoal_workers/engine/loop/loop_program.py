@@ -1,5 +1,5 @@
 """The program that runs a loop of the user's own: finds its function once, and calls it in each generation with another
-`Run`. Called by the engine, see program.py.
+`Run`. Called by the engine, see engine.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.worker_reports import StepReport
+from shoal_workers.contract.worker_reports import GroupEntered, StepReport
 from shoal_workers.engine.generation_ends import EngineError, Fenced, GroupBroken, TaskFailed
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.group.process_group import Group
@@ -31,7 +31,6 @@ from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
-from shoal_workers.engine.program import Entered
 from shoal_workers.engine.state.restore import is_restoring, read_source, start_step
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import Recent
@@ -96,7 +95,7 @@ class LoopProgram:
             assert self._function is not None
             self._proof = LoopProof(self._spec, self._function, make_engine, self._outbox.log_text)
 
-    def enter(self, membership: Membership, group: Group) -> Entered:
+    def enter(self, membership: Membership, group: Group) -> GroupEntered:
         """The state is restored when the loop names it; what is restored is known before."""
         membership.position.reach(start_step(membership.assignment))
         self._run = Run(
@@ -109,13 +108,11 @@ class LoopProgram:
             recorder=self._recorder,
         )
         self._run.observer = self._proof
-        return Entered(
+        return GroupEntered(
             total_steps=None,
             build_s=0.0,
             restore_s=0.0,
             num_parameters=0,
-            restored_bytes=0,
-            remote_bytes=0,
             past=self._reports_of_snapshot(membership),
         )
 

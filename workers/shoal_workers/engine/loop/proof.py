@@ -61,7 +61,9 @@ class LoopProof:
         self._layout = loop_layout(spec.parallelism, min(2, spec.elasticity.max_workers))
         self._answer = find_proof(spec, self._layout)
         self._pid = 0
-        if self._answer is None:
+        if self._answer is not None:
+            self._say_remark(self._answer)
+        else:
             self._directory = Path(tempfile.mkdtemp(prefix="proof-", dir=get_temp_dir()))
             self._started_mono = time.monotonic()
             self._start_trials(function, make_engine)
@@ -80,8 +82,13 @@ class LoopProof:
                 self._say(f"the loop was not proven: {self._answer.words}")
             else:
                 keep_proof(self._spec, self._answer)
+                self._say_remark(self._answer)
         if self._answer.outcome is ProofOutcome.REFUSED:
             raise ValueError(self._answer.words)
+
+    def _say_remark(self, answer: LayoutProof) -> None:
+        if answer.outcome is ProofOutcome.PROVEN and answer.words:
+            self._say(answer.words)
 
     def close(self) -> None:
         """End the trials, because there is an answer, or the group has ended."""
@@ -110,7 +117,7 @@ class LoopProof:
         if self._pid == 0:
             try:
                 confine(self._directory, parent=parent, kept=write_end)
-                os.write(write_end, json.dumps(_run_and_judge(self._plan(function, make_engine))).encode())
+                os.write(write_end, json.dumps(_run_and_judge(self._make_plan(function, make_engine))).encode())
             except BaseException as error:
                 os.write(write_end, json.dumps([ProofOutcome.UNPROVEN, f"{type(error).__name__}: {error}"]).encode())
             finally:
@@ -118,7 +125,7 @@ class LoopProof:
                 os._exit(0)
         os.close(write_end)
 
-    def _plan(self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]) -> TrialPlan:
+    def _make_plan(self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]) -> TrialPlan:
         return TrialPlan(
             spec=make_trial_spec(self._spec, self._directory, entered_after=1, on_gpu=False, in_memory=False),
             function=function,
@@ -180,10 +187,21 @@ def _run_and_judge(plan: TrialPlan) -> tuple[ProofOutcome, str]:
     return judge(findings)
 
 
+def _describe_untracked(findings: Mapping[str, Any]) -> str:
+    """Return what has another value after a restore, without an effect in the steps of the proof; empty if nothing."""
+    names = [f"{variable['path']} ({variable['place']})" for variable in findings["untracked"]][:_MAX_NAMES]
+    state = (
+        f"not tracked, and not the same after a restore: {', '.join(names)}. The first steps do not depend on it. If "
+        "later ones do, track an object that has it in its state_dict(): each worker has its own, and a new worker "
+        "begins without it"
+    )
+    return ". ".join([*([state] if names else []), *findings["remarks"]])
+
+
 def judge(findings: Mapping[str, Any]) -> tuple[ProofOutcome, str]:
     """Return the outcome of the findings of a verdict, and its reason for the user."""
     if not findings["differences"]:
-        return ProofOutcome.PROVEN, ""
+        return ProofOutcome.PROVEN, _describe_untracked(findings)
     first = findings["differences"][0]
     verb = "" if first["words"].startswith(("differs", "has")) else "is "
     differs = f"{first['what']} {verb}{first['words']}"
@@ -200,6 +218,10 @@ def judge(findings: Mapping[str, Any]) -> tuple[ProofOutcome, str]:
     names = [f"{variable['path']} ({variable['place']})" for variable in findings["untracked"]]
     names += findings["suspects"]
     carriers = f" Not tracked, and not the same then: {', '.join(names[:_MAX_NAMES])}." if names else ""
+    if findings["most_workers"] is None:
+        carriers += (
+            " It reads no run.batches(): if it draws its data, seed them by the step (torch.manual_seed(run.step))."
+        )
     return ProofOutcome.REFUSED, (
         f"this loop trains another model after a restore: in step {first['step']}, with {first['trial']}, {differs}."
         f"{carriers} Each rank has its own, and a new worker begins without it. Two ways out: track an object that has "

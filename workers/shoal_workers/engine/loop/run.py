@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
@@ -36,13 +35,13 @@ from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
 from shoal_workers.engine.generation_ends import GroupBroken, NonFinite
-from shoal_workers.engine.group.direct_collectives import all_reduce_small
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.group.gradient_buckets import clip_factor, sum_squares
 from shoal_workers.engine.group.process_group import Group
-from shoal_workers.engine.loop.boundary import Done, Observer, StepBoundary, TrackedState
+from shoal_workers.engine.loop.boundary import Observer, StepBoundary, StepResults, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.data import Epoch, Reader, Source, Wanted, is_stream, source_of
-from shoal_workers.engine.loop.gradients import Gradients
+from shoal_workers.engine.loop.gradients import Gradients, are_any_used
 from shoal_workers.engine.loop.late_changes import LateChanges
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
@@ -52,6 +51,7 @@ from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.parallel.device_copies import BatchCopies, to_device
 from shoal_workers.engine.process.data_processes import DataProcesses
 from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.state.restore import Restored, is_restoring, read_source, start_step, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import Recent
@@ -59,7 +59,6 @@ from shoal_workers.engine.step.first_look import look
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.step.vote import Verdict
 from shoal_workers.engine.task.data_identity import RankData
-from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 AFTER_A_PASS = 0x41465450
@@ -127,13 +126,14 @@ class Run:
         self._boundary: StepBoundary | None = None
         self.loss: float | None = None
         """Loss of the newest update, over the global batch: the same on all ranks. None before the first one."""
-        self._loss: float | None = None
-        self._grad_norm: float | None = None
-        self._lr: float | None = None
-        self._samples: int | None = None
+        self._results = StepResults()
+        """Those of the step that is not committed yet."""
         self._data_s = 0.0
-        self._metrics: dict[str, float] = {}
         self._awaits_commit = False
+        self._updated: set[int] = set()
+        """Ids of the optimizers that were updated since the last commit."""
+        self._buffer_versions: list[int] = []
+        """Counts of changes of the tracked modules' buffers after the newest `steps`."""
         """`steps` has ended a step, and the loop may still change its state: schedules, averages."""
         self._micro = MicroBatch(0, 1.0)
         self.default_weight = 1.0
@@ -147,13 +147,17 @@ class Run:
         """Weights of micro-batches and weighted losses of this rank since the last update."""
         self._micro_weight = 0.0
         """How much of `_weight_sum` is of the current micro-batch: the largest weight of its backward passes."""
+        self._last_weight = 0.0
+        """Weight of the newest update, over the global batch."""
         self._num_numbers = 0
         """The loss in the first vote of the last step."""
         self._gradients = Gradients(group.gradients)
         self._zero = torch.zeros((), dtype=torch.float64, device=membership.device)
         self._buffers = LoopBuffers({}, 0, 1, membership.device)
         """Those of the tracked modules."""
-        self._late_changes = LateChanges(())
+        self._late_changes = LateChanges({})
+        self._are_factors_usual: dict[str, bool] = {}
+        """See `LateChanges`."""
         self._processes = DataProcesses()
         self._copies = BatchCopies(membership.device)
         self._stream_states = StreamStates()
@@ -171,6 +175,8 @@ class Run:
         self._mark: Callable[[], object] = object
         self.objects: Mapping[str, Stateful] = {}
         """What is tracked, by name."""
+        self.collates: list[object] = []
+        """What makes batches, in the order in which the loop has opened its data."""
         self.steps_per_epoch: int | None = None
         """Steps in which each sample is read once; None if that is not known."""
         self.most_workers: int | None = None
@@ -241,10 +247,11 @@ class Run:
             raise RuntimeError("run.track() was called twice. Name all objects in one call.")
         tracked, recent = Tracked(objects, self.mesh), Recent()
         self.objects = objects
+        self._gradients.order = tracked.order
         begin_sums(tracked.modules().values(), tracked.optimizers())
         tensors, _ = tracked.collect()  # refuses a state that cannot be kept before anything is restored or trained
-        if self.is_rank_zero and self._membership.layout.dp_shard > 1 and not is_sharded(tensors):
-            self._membership.outbox.log_text(
+        if not self.is_silent and self._membership.layout.dp_shard > 1 and not is_sharded(tensors):
+            self._membership.say(
                 "parallelism.dp_shard shards the model of a loop, and nothing that run.track() names is sharded: every "
                 "worker has all of it. Wrap the model with run.wrap(model), or leave parallelism out."
             )
@@ -255,9 +262,11 @@ class Run:
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size, self.device)
         tracked.unmarked = self._buffers.paths
         if self._spec.elasticity.max_workers > 1:
-            self._late_changes = LateChanges(tracked.optimizers().values())
+            self._late_changes = LateChanges(tracked.optimizers(), tracked.order, self._are_factors_usual)
         self._mark = partial(tracked.mark, only_counted=True)
-        state = TrackedState(tracked, self._spec.seed, recent, self._stream_states, self._epochs)
+        state = TrackedState(
+            tracked, self._spec.seed, recent, self._stream_states, self._epochs, self._are_factors_usual
+        )
         self._boundary = StepBoundary(
             self._membership, self._spec, state, recent, self._buffers, self._store, self._saver, self.observer
         )
@@ -362,6 +371,7 @@ class Run:
         epoch = self._epoch
         if epoch is not None:
             self._begin_epoch(epoch)
+        self.collates.append(wanted.collate or getattr(data, "collate_fn", None))
         source = source_of(data, replace(wanted, epoch=epoch), self._reader(), len(self._sources))
         self.most_workers = min(self.most_workers or source.most_workers, source.most_workers)
         if epoch is None:
@@ -416,6 +426,8 @@ class Run:
                 micro-batch's share of the samples of its step.
         """
         self._check()
+        if not self._is_in_micro_batch:
+            self._commit_step_of_own_data()
         self._membership.position.enter(Phase.BACKWARD)
         weight = (self.default_weight if weight is None else weight) * self._micro.weight
         self._late_changes.begin_backward()
@@ -436,7 +448,8 @@ class Run:
         """Makes the gradients of the optimizer's parameters those of the global batch, steps it, and forgets them.
 
         Collective: all ranks call it, after the same calls before. A parameter without a gradient on every rank keeps
-        none. Returns the norm of the gradient before it was clipped.
+        none. Several optimizers may be updated after the same backward passes, with the same weight. Returns the norm
+        of the gradient before it was clipped.
 
         Args:
             clip: the largest norm; None means any.
@@ -455,7 +468,7 @@ class Run:
         is_rewritten = self._zero if rewritten is None else to_device(rewritten.double(), self.device)
         scalars = torch.stack([self._loss_sum, sharded.squares(self.device), is_rewritten])
         on_device = torch.cat([scalars, self._buffers.send()])
-        if self._loss is None:
+        if self._results.loss is None:
             self._num_numbers = len(numbers) + len(on_device)
         vote = boundary.begin_vote(self._data_s, [*[0.0] * self.world_size, *numbers], on_device)
         self._weight_sum, self._loss_sum, self._micro_weight = 0.0, self._zero.clone(), 0.0
@@ -474,8 +487,12 @@ class Run:
                 "is equal on all ranks."
             )
         self._late_changes.check(optimizer, sums_of_changes, self.world_size)
+        last_loss = self._results.loss
+        if not weight and last_loss is not None and (sharded_squares or are_any_used(totals[: len(flags)])):
+            weight, loss = self._last_weight, last_loss * self._last_weight  # of the same backward passes
         if not weight:
             raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
+        self._last_weight = weight
         loss /= weight
         used, are_as_expected = self._gradients.finish(optimizer, totals[: len(flags)], num_rewritten, weight)
         sharded.divide(weight)
@@ -494,12 +511,14 @@ class Run:
         if (factor := clip_factor(norm, clip)) < 1.0:
             torch._foreach_mul_([*gradients, *sharded.parts], factor)
         self._membership.position.enter(Phase.OPTIMIZER)
-        boundary.unsettle()
+        boundary.invalidate()
         self._buffers.apply()
-        self._lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
+        results = self._results
+        results.lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
         optimizer.step()
+        self._updated.add(id(optimizer))
         optimizer.zero_grad(set_to_none=True)
-        self.loss, self._loss, self._grad_norm = loss, loss, norm
+        self.loss, results.loss, results.grad_norm = loss, loss, norm
         return norm
 
     def commit(self, **metrics: Any) -> None:
@@ -510,20 +529,20 @@ class Run:
         self._gradients.end_step()
         self._late_changes.forget()
         self.log(**metrics)
-        done = Done(self._loss, self._grad_norm, self._lr, self._samples, self._data_s)
-        self._loss = self._grad_norm = self._lr = None
-        logged, self._metrics = self._metrics, {}
+        results, self._results = self._results, StepResults(samples=self._results.samples)
         self._awaits_commit = False
+        self._updated.clear()
         for source in self._sources:
             if isinstance(source, Streams):
-                boundary.unsettle()
+                boundary.invalidate()
                 source.end_step(self._membership.position.step)
-        boundary.commit(done, logged)
+        boundary.commit(results, self._data_s)
 
     def steps(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
         """Call it after each micro-batch. False: this rank has more micro-batches of the step. True: the optimizer was
         stepped. What else belongs to the step, such as schedules and averages, follows; the step is committed when the
-        loop asks for the next batch, or returns. Arguments as of `update`."""
+        loop asks for the next batch, or returns. A loop that reads data of its own calls `commit`; else its step is
+        committed in the next `backward` after all optimizers were stepped. Arguments as of `update`."""
         if self._num_left:
             return False
         self._tracked("steps")
@@ -531,6 +550,7 @@ class Run:
         self.update(optimizer, clip=clip)
         self.seed_after_pass(self.step, 0)
         self._awaits_commit = True
+        self._buffer_versions = self._read_buffer_versions()
         return True
 
     def log(self, **values: Any) -> None:
@@ -544,7 +564,7 @@ class Run:
         media, metrics = split(values)
         if media:
             self._recorder.log(self._membership.position.step + 1, **media)
-        self._metrics |= _numbers(metrics)
+        self._results.metrics |= _numbers(metrics)
 
     def agree(self, flag: bool) -> bool:
         """True on all ranks if the flag is true on any of them. Collective, for what a rank decides by its own numbers
@@ -553,7 +573,7 @@ class Run:
             return bool(flag)
         self._check()
         box = torch.tensor([float(flag)], dtype=torch.float64, device=self.device)
-        all_reduce_small(box)
+        all_ranks().all_reduce_small(box)
         self._check()
         return bool(box.item())
 
@@ -570,7 +590,7 @@ class Run:
         kind = f"{str(tensor.dtype).removeprefix('torch.')} {['any', *tensor.shape[1:]]}"
         box = torch.zeros(2 * self.world_size, dtype=torch.float64, device=self.device)
         box[self.rank], box[self.world_size + self.rank] = zlib.crc32(kind.encode()), len(tensor)
-        all_reduce_small(box)
+        all_ranks().all_reduce_small(box)
         self._check()
         kinds, lengths = box.long().view(2, self.world_size).tolist()
         if len(set(kinds)) > 1:
@@ -591,7 +611,7 @@ class Run:
     ) -> Any:
         """Called by `GlobalBatch`: reads the samples of a micro-batch, which is the current one from now on."""
         self._check()
-        self._micro, self._num_left, self._samples = micro, num_left, num_samples
+        self._micro, self._num_left, self._results.samples = micro, num_left, num_samples
         self._micro_weight, self._is_in_micro_batch = 0.0, True
         self._buffers.begin_micro_batch(is_real=micro.weight > 0)
         start = time.perf_counter()
@@ -670,6 +690,7 @@ class Run:
         tracked.restore(tensors, extra["tree"])
         self._stream_states.texts = dict(extra.get("streams", {}))
         self._epochs[:] = extra.get("epochs", [])
+        self._are_factors_usual.update(extra.get("are_factors_usual", {}))
         for report in Recent.parse(extra.get("reports", ())):
             recent.add(report)
             self.loss = getattr(report, "loss", self.loss)
@@ -678,6 +699,26 @@ class Run:
     def _commit_awaited(self) -> None:
         if self._awaits_commit:
             self.commit()
+
+    def _commit_step_of_own_data(self) -> None:
+        """A backward pass begins. A loop that asks for no batch has begun another step if all optimizers were updated.
+
+        Raises:
+            RuntimeError: the forward pass has changed a buffer, so the step before cannot be saved any more.
+        """
+        optimizers = [tracked for tracked in self.objects.values() if isinstance(tracked, Optimizer)]
+        if not self._awaits_commit or not self._updated.issuperset(map(id, optimizers)):
+            return
+        if self._read_buffer_versions() != self._buffer_versions:
+            raise RuntimeError(
+                "the loop reads data of its own, and a forward pass has changed a buffer before the step was complete. "
+                "Call run.commit() at the end of each step, or read the data with run.batches()."
+            )
+        self.commit()
+
+    def _read_buffer_versions(self) -> list[int]:
+        modules = [tracked for tracked in self.objects.values() if isinstance(tracked, nn.Module)]
+        return [buffer._version for module in modules for buffer in module.buffers()]
 
 
 class _Gather(torch.autograd.Function):
@@ -688,14 +729,13 @@ class _Gather(torch.autograd.Function):
         ctx.first, ctx.length = sum(lengths[:rank]), lengths[rank]
         padded = tensor.new_zeros(max(lengths), *tensor.shape[1:])
         padded[: len(tensor)] = tensor
-        parts = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(parts, padded)
+        parts = all_ranks().all_gather(padded)
         return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         whole = gradients[0].contiguous()
-        dist.all_reduce(whole)
+        all_ranks().all_reduce(whole)
         return whole[ctx.first : ctx.first + ctx.length], None, None
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -22,8 +22,8 @@ from torch.utils.data import sampler as torch_samplers
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed, sample_positions
 from shoal_workers.engine.process.data_processes import CONTEXT, DataProcesses
+from shoal_workers.engine.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.sample_order import training_order
-from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 
 _PREFETCH_FACTOR = 2
 _CHECK_S = 0.25
@@ -31,13 +31,6 @@ _CHECK_S = 0.25
 _TIMED_OUT = "DataLoader timed out"
 _SEEDED = 0x5A3D
 """Sets the random numbers of reading apart from those of training."""
-
-
-class Order(Protocol):
-    """Which samples a micro-batch has."""
-
-    def indices(self, step: int, micro_batch: int) -> Sequence[Any]:
-        """`step`: completed steps before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +43,7 @@ class ShuffledOrder:
     seed: int
 
     def indices(self, step: int, micro_batch: int) -> Sequence[int]:
+        """The samples of a micro-batch. `step`: completed steps before it."""
         positions = sample_positions(step, micro_batch, global_size=self.global_size, micro_size=self.micro_size)
         return training_order(self.data, positions, seed=self.seed)
 
@@ -61,7 +55,7 @@ class LoaderOrder:
     its own, and the global ones. So the order of an epoch does not depend on what was drawn before.
 
     Raises:
-        ValueError: the sampler gives another order the second time, or no batch.
+        ValueError: the sampler gives another order of an epoch later, or no batch.
     """
 
     def __init__(self, loader: DataLoader[Any], num_micro_batches: int, seed: int) -> None:
@@ -78,17 +72,16 @@ class LoaderOrder:
         self._num_micro_batches = num_micro_batches
         self._seed = seed
         self._epochs: dict[int, list[Any]] = {}
+        self._first: list[Any] = []
+        """The order of the first epoch; empty if the sampler is known to repeat it."""
         self._length = len(self._epoch(0))
         known = all(
             type(reader).__module__.startswith((torch_samplers.__name__, "torch.", "torchdata."))
             for reader in self._own
         )
-        if not known and self._drawn(0) != self._epoch(0):
-            raise ValueError(
-                f"run.batches(): {type(self._own[-1]).__name__} gives another order each time that it is iterated "
-                "over, so the samples of a step would not be known after a lost worker. Give it set_epoch(epoch), and "
-                "let the order depend on that; or draw from torch, numpy or random without a generator of its own."
-            )
+        if not known:
+            self._first = self._epoch(0)
+        self._refuse_another_order("each time that it is iterated over")
 
     def indices(self, step: int, micro_batch: int) -> Sequence[Any]:
         epoch, at = divmod(step * self._num_micro_batches + micro_batch, self._length)
@@ -103,6 +96,8 @@ class LoaderOrder:
         if number not in self._epochs:
             for old in [known for known in self._epochs if known < number - 1]:
                 del self._epochs[old]
+            if self._epochs:
+                self._refuse_another_order("of its first epoch once samples were computed")
             self._epochs[number] = self._drawn(number)
             if not self._epochs[number]:
                 raise ValueError(
@@ -114,6 +109,14 @@ class LoaderOrder:
                     f"first one had {self._length}. A sampler has to give equally many batches in each epoch."
                 )
         return self._epochs[number]
+
+    def _refuse_another_order(self, when: str) -> None:
+        if self._first and self._drawn(0) != self._first:
+            raise ValueError(
+                f"run.batches(): {type(self._own[-1]).__name__} gives another order {when}, so the samples of a step "
+                "would not be the same on all ranks, nor known after a lost worker. Give it set_epoch(epoch), and let "
+                "the order depend on that; or draw from torch, numpy or random without a generator of its own."
+            )
 
     def _drawn(self, epoch: int) -> list[Any]:
         seed = randomness_seed(self._seed ^ _SEEDED, epoch, 0)
@@ -156,6 +159,10 @@ class EpochOrder:
 
     def num_samples(self, step: int) -> int:
         return sum(map(len, self.steps[step - self.first_step]))
+
+
+Order = ShuffledOrder | LoaderOrder | EpochOrder
+"""Which samples a micro-batch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +301,7 @@ class Samples:
         workers = self._workers
         return DataLoader(
             cast(Any, self._fetch),
-            sampler=_Once(requests),
+            sampler=requests,
             batch_size=None,
             collate_fn=_same,
             num_workers=workers.num_workers,
@@ -314,16 +321,6 @@ class Samples:
     def _request(self, step: int, number: int) -> _Request:
         micro = self.own[number].index
         return _Request(step, number, self._order.indices(step, micro), randomness_seed(self._seed, step, micro))
-
-
-@dataclass(frozen=True, slots=True)
-class _Once:
-    """A sampler of what is iterated over once."""
-
-    requests: Iterator[_Request]
-
-    def __iter__(self) -> Iterator[_Request]:
-        return self.requests
 
 
 def _same(batch: Any) -> Any:

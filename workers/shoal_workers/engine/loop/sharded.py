@@ -101,13 +101,20 @@ def sharded_parameters(optimizer: Optimizer) -> list[DTensor]:
     ]
 
 
-def plain_parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [
+def plain_parameters(optimizer: Optimizer, order: Mapping[int, int] | None = None) -> list[Tensor]:
+    """Return the parameters that are not sharded.
+
+    Args:
+        order: numbers of parameters by their id, equal on all ranks; the others follow. None means the order of the
+            optimizer, which another rank may not have if it was made of a set.
+    """
+    parameters = [
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
         if not isinstance(parameter, DTensor)
     ]
+    return sorted(parameters, key=lambda one: order.get(id(one), len(order))) if order else parameters
 
 
 class ShardedGradients:
@@ -147,42 +154,38 @@ def split_dim(tensor: DTensor, path: str, mesh: DeviceMesh | None) -> int | None
     return last.dim if isinstance(last, Shard) else None
 
 
-class Targets:
-    """Allocates memory for restored tensors: whole ones, or this rank's shards.
+def allocate(
+    shapes: Mapping[str, Shape],
+    live: Mapping[str, Tensor],
+    dims: Mapping[str, int],
+    owners: Mapping[str, Tensor],
+    mesh: DeviceMesh | None,
+) -> dict[str, Tensor]:
+    """Return uninitialised memory for the tensors of a saved state, by path: a DTensor of this rank's shard if it is
+    split, else a whole tensor.
 
     Args:
         live: present tensors of the objects, by path.
         dims: dims along which tensors were split when they were saved, by path.
         owners: parameter to which optimizer state belongs, by the path without its last part.
     """
+    is_split = is_sharded(live)
 
-    def __init__(
-        self,
-        live: Mapping[str, Tensor],
-        dims: Mapping[str, int],
-        owners: Mapping[str, Tensor],
-        mesh: DeviceMesh | None,
-    ) -> None:
-        self._live = live
-        self._dims = dims
-        self._owners = owners
-        self._mesh = mesh
-        self._is_sharded = is_sharded(live)
-
-    def memory(self, path: str, shape: Shape) -> Tensor:
-        """Return uninitialised memory for the tensor at `path`: a DTensor if it is split."""
-        placements = self._placements(path, shape)
-        if placements is None:
-            return torch.empty(shape.sizes, dtype=shape.dtype)
-        return empty(*shape.sizes, dtype=shape.dtype, device_mesh=self._mesh, placements=placements)
-
-    def _placements(self, path: str, shape: Shape) -> tuple[Placement, ...] | None:
-        if path in self._live:
-            live = self._live[path]
-            return live.placements if isinstance(live, DTensor) else None
-        owner = self._owners.get(path.rpartition("/")[0])
+    def find_placements(path: str, shape: Shape) -> tuple[Placement, ...] | None:
+        if path in live:
+            tensor = live[path]
+            return tensor.placements if isinstance(tensor, DTensor) else None
+        owner = owners.get(path.rpartition("/")[0])
         if isinstance(owner, DTensor) and tuple(owner.shape) == shape.sizes:
             return owner.placements
-        if path in self._dims and self._mesh is not None and self._is_sharded:
-            return (*[Replicate()] * (self._mesh.ndim - 1), Shard(self._dims[path]))
+        if path in dims and mesh is not None and is_split:
+            return (*[Replicate()] * (mesh.ndim - 1), Shard(dims[path]))
         return None
+
+    memory: dict[str, Tensor] = {}
+    for path, shape in shapes.items():
+        if (placements := find_placements(path, shape)) is None:
+            memory[path] = torch.empty(shape.sizes, dtype=shape.dtype)
+        else:
+            memory[path] = empty(*shape.sizes, dtype=shape.dtype, device_mesh=mesh, placements=placements)
+    return memory

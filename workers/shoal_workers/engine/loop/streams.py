@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank, randomness_seed
 from shoal_workers.engine.generation_ends import DataDiffers
-from shoal_workers.engine.group.agreement import gather_values
-from shoal_workers.engine.loop.tracked import Stateful, state_of_text, text_of_state
+from shoal_workers.engine.group.all_ranks import all_ranks
+from shoal_workers.engine.loop.tracked import Stateful, decode_state, encode_state
 from shoal_workers.engine.process.data_processes import CONTEXT, DataProcesses
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.torch_internals import tree_leaves
 
 _SEEDED = 0x57EA
@@ -87,12 +87,12 @@ class Stream:
         state = json.loads(text)
         self._epoch = state["epoch"]
         self._begin_epoch()
-        self._owner.load_state_dict(state_of_text(state["state"]))
+        self._owner.load_state_dict(decode_state(state["state"]))
 
     def state(self) -> str:
         """As text."""
         try:
-            return json.dumps({"epoch": self._epoch, "state": text_of_state(self._owner.state_dict())})
+            return json.dumps({"epoch": self._epoch, "state": encode_state(self._owner.state_dict())})
         except TypeError as error:
             raise TypeError(
                 f"run.batches(): the state of {type(self._owner).__name__} cannot be kept. {error}"
@@ -206,11 +206,11 @@ class Streams:
         if not any(self._num_read.values()):  # it was left, on all ranks
             return
         for stream in self._streams:
-            self._read_to(step, self._end_of(stream) - 1)
+            self._read_to(step, (stream + 1) * self._plan.per_stream - 1)
         self._kept, self._last = {}, None
         self._num_read = dict.fromkeys(self._streams, 0)
         own = {number: stream.state() for number, stream in self._streams.items()}
-        for rank, (first, states) in enumerate(gather_values((self._first, own))):
+        for rank, (first, states) in enumerate(all_ranks().gather_values((self._first, own))):
             if self._plan.is_shared and (first, states) != (self._first, own):
                 raise DataDiffers(
                     f"run.batches(): rank {rank} reads other data than another rank, and every rank has to read the "
@@ -222,10 +222,6 @@ class Streams:
     def close(self) -> None:
         for stream in self._streams.values():
             stream.close(self._processes)
-
-    def _end_of(self, stream: int) -> int:
-        """One past the last micro-batch of the stream in a step."""
-        return (stream + 1) * self._plan.per_stream
 
     def _read_to(self, step: int, micro_batch: int) -> Any:
         """Reads up to this micro-batch, and returns it; None if it was read before."""

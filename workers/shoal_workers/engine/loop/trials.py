@@ -36,7 +36,8 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import SavedPart, StepReport
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.loop.run import Run
-from shoal_workers.engine.loop.variables import values_of, variables_in, variables_of
+from shoal_workers.engine.loop.tracked import Stateful, Tracked
+from shoal_workers.engine.loop.variables import Values, values_of, variables_in, variables_of, variables_of_collates
 from shoal_workers.engine.loop.verdict import (
     NEWCOMER,
     NOISY,
@@ -318,6 +319,7 @@ class _TrialRank:
             directory, objects = Path.cwd(), run.objects
             excluded: dict[int, object] = {id(tracked): tracked for tracked in objects.values()} | {id(run): run}
             variables = variables_of(sys._getframe(), directory, excluded) | variables_in(objects, directory)
+            variables |= variables_of_collates(run.collates, directory)
             trial.variables[step] = {
                 name: (variable.file, variable.kind, dict(variable.values)) for name, variable in variables.items()
             }
@@ -326,9 +328,14 @@ class _TrialRank:
 
     def _record_tracked(self, run: Run, step: int) -> None:
         """Record the values of the tracked objects after `step` steps."""
-        directory = Path.cwd()
+        directory, states = Path.cwd(), Tracked(run.objects, run.mesh)
+
+        def values(tracked: Stateful) -> Values:
+            state = states.read_state(tracked) if isinstance(tracked, Optimizer) else tracked
+            return {path: value for path, value in values_of(state, directory).items() if not path.endswith(_TIMES)}
+
         self._trial.tracked[step] = {
-            name: {path: value for path, value in values_of(tracked, directory).items() if not path.endswith(_TIMES)}
+            name: values(tracked)
             for name, tracked in run.objects.items()
             # Other objects may differ between ranks, such as counters for a log. Their effect on the model is compared.
             if self._name != SPLIT or isinstance(tracked, (torch.nn.Module, Optimizer, LRScheduler))
@@ -342,8 +349,8 @@ class _TrialRank:
             generation=newest.generation, world_size=newest.world_size, step=newest.step, parts=(server,)
         )
 
-    def _read_reports(self) -> None:
-        poll = self._outbox.poll(self._seq, 0.0, self._engine.progress)
+    def _read_reports(self, wait_s: float = 0.0) -> None:
+        poll = self._outbox.poll(self._seq, wait_s, self._engine.progress)
         self._seq = poll.seq
         for item in poll.reports:
             if isinstance(item, StepReport):
@@ -361,9 +368,7 @@ class _TrialRank:
         while not (parts := [part for part in self._saved if part.step == entered_after]):
             if len(self._trial.losses) < entered_after or time.monotonic() > deadline_mono:
                 return
-            poll = self._outbox.poll(self._seq, _POLL_S, self._engine.progress)
-            self._seq = poll.seq
-            self._saved += [item for item in poll.reports if isinstance(item, SavedPart)]
+            self._read_reports(_POLL_S)
         write_marker(parts[0].directory, marker_of(parts[:1], job_id="check", attempt=1, now=time.time()))
         (self._plan.directory / "checkpoint").write_text(parts[0].directory)
 

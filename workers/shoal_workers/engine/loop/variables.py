@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import sys
 import zlib
 from collections import deque
@@ -26,7 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.exception_causes import FrameOwner
-from shoal_workers.engine.loop.tracked import own_attributes
+from shoal_workers.engine.loop.tracked import find_own_attributes
+from shoal_workers.engine.randomness import is_generator, state_of_generator
 from shoal_workers.engine.task.code_owner import PACKAGE, line_of_name, owner_of
 
 _MAX_DEPTH = 6
@@ -72,16 +72,22 @@ def variables_of(frame: FrameType, directory: Path, left_out: Mapping[int, objec
     variables: dict[str, Variable] = {}
     for file, names in _scopes(frame, directory):
         for name, value in names.items():
-            if (
-                name.startswith("__")
-                or name in variables
-                or id(value) in left_out
-                or (callable(value) and not _has_state(value))
-            ):
+            if name.startswith("__") or name in variables or id(value) in left_out or isinstance(value, type):
                 continue
             kind, values = _kind_of(value), values_of(value, directory, left_out)
             if values or kind == "iterator" or isinstance(value, _CONTAINERS):
                 variables[name] = Variable(file, kind, values)
+    return variables
+
+
+def variables_of_collates(collates: Sequence[object], directory: Path) -> dict[str, Variable]:
+    """What the objects that make batches keep, if they are the program's own."""
+    variables: dict[str, Variable] = {}
+    for collate in collates:
+        owner = getattr(collate, "__self__", collate)
+        if values := values_of(owner, directory):
+            file = str(getattr(sys.modules.get(type(owner).__module__), "__file__", ""))
+            variables[f"collate of {type(owner).__name__}"] = Variable(file, "state", values)
     return variables
 
 
@@ -92,7 +98,7 @@ def variables_in(objects: Mapping[str, object], directory: Path) -> dict[str, Va
         modules = tracked.named_modules() if isinstance(tracked, nn.Module) else ()
         parts = {".".join(filter(None, (name, prefix))): module for prefix, module in modules} or {name: tracked}
         for path, part in parts.items():
-            attributes = own_attributes(part)
+            attributes = find_own_attributes(part)
             if isinstance(part, nn.Module):
                 attributes = {key: value for key, value in vars(part).items() if key not in _OF_MODULES}
                 attributes |= {key: part._buffers[key] for key in part._non_persistent_buffers_set}
@@ -131,11 +137,11 @@ def difference(
         if by and max(noises, default=0.0) * _TIMES_NOISE >= by:
             continue
         if by and (largest is None or by > largest[0]):
-            largest = by, Difference(path, _words(before[path], after[path], by))
+            largest = by, Difference(path, _describe_difference(before[path], after[path], by))
     return largest[1] if largest else None
 
 
-def _words(before: Value, after: Value, by: float) -> str:
+def _describe_difference(before: Value, after: Value, by: float) -> str:
     if isinstance(before, Tensor) and before.is_floating_point() and math.isfinite(by):
         return f"differs by {by:.3g}"
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
@@ -201,7 +207,7 @@ def place_of(name: str, file: str) -> str:
 def _kind_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return "state" if value.numel() > 1 else "plain"
-    if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
+    if is_generator(value):
         return "state"
     if hasattr(value, "__next__"):
         return "iterator"
@@ -233,18 +239,12 @@ class _Walk:
             return
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
-            self.values[path] = _kept(value)
+            self.values[path] = _copy_values(value)
         elif isinstance(value, np.ndarray):
             if value.dtype.kind in "biuf":
-                self.values[path] = _kept(torch.from_numpy(np.ascontiguousarray(value)))
-        elif isinstance(value, torch.Generator):
-            self.values[path] = value.get_state().clone()
-        elif isinstance(value, random.Random):
-            self.values[path] = f"state {zlib.crc32(repr(value.getstate()).encode()):08x}"
-        elif isinstance(value, np.random.Generator):
-            self.values[path] = f"state {zlib.crc32(repr(value.bit_generator.state).encode()):08x}"
-        elif isinstance(value, np.random.RandomState):
-            self.values[path] = f"state {zlib.crc32(repr(value.get_state(legacy=False)).encode()):08x}"
+                self.values[path] = _copy_values(torch.from_numpy(np.ascontiguousarray(value)))
+        elif is_generator(value):
+            self.values[path] = f"state {zlib.crc32(state_of_generator(value)):08x}"
         else:
             for key, item in _parts(value, self._directory):
                 self.visit(item, f"{path}.{key}" if path else str(key), depth + 1)
@@ -267,7 +267,7 @@ def _parts(value: Any, directory: Path) -> list[tuple[Any, Any]]:
     return []
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def _copy_values(tensor: Tensor) -> Tensor:
     # A sharded one is gathered, by all ranks: it is read in another process.
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     flat = whole.detach().cpu().reshape(-1)

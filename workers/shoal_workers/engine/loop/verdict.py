@@ -106,7 +106,11 @@ def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
     findings["is_whole"] = not findings["differences"] and not states
     if has_differences:
         findings["suspects"] = list(_iterators(undisturbed, directory))
-    elif plain := [f"{entry['name']} ({entry['place']})" for name, entry in untracked.items() if name not in states]:
+    elif plain := [
+        f"{entry['name']} ({entry['place']})"
+        for name, entry in untracked.items()
+        if name not in states and is_below(entry["file"], directory)  # torch computes attributes anew
+    ]:
         findings["remarks"].append(
             f"not tracked, and begin anew when the function is called again, without a change of the training: "
             f"{', '.join(plain)}"
@@ -151,7 +155,8 @@ def _changed_variables(undisturbed: Trial, trial: Trial) -> dict[str, dict[str, 
             mismatch = Difference("", "has other items")
         if mismatch is not None:
             path, place = f"{name}.{mismatch.path}".rstrip("."), place_of(name, file)
-            changed[name] = {"name": name, "path": path, "place": place, "kind": kind, "words": mismatch.words}
+            words = mismatch.words
+            changed[name] = {"name": name, "path": path, "place": place, "file": file, "kind": kind, "words": words}
     return changed
 
 

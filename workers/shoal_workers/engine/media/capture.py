@@ -6,7 +6,7 @@ values in evenly spaced blocks are copied, since single values from all over a l
 cannot change (numbers and texts in a table or a list) is referred to, and looked at later. Nothing is left for later
 that the next step could change.
 
-    plan    views of the values, without a copy: their shapes, strides and sizes are known
+    select  views of the values, without a copy: their shapes, strides and sizes are known
     copy    all on the host into one buffer of `staging`; each on a GPU into new memory there, without waiting: an event
             says when the copies are complete, and the thread that writes fetches them
 
@@ -19,7 +19,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -105,20 +105,6 @@ class Captured:
     """An event of the GPU, after which the copies in its memory are complete; None if there are none."""
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What is to be copied."""
-
-    sources: list[Pixels] = field(default_factory=list)
-    images: list[tuple[str, int | Path | Any, int | None, str]] = field(default_factory=list)
-    """Name; the number of its source, or what it is itself; its index in a source of several; note."""
-    tensors: list[tuple[str, int | tuple[Any, ...], int]] = field(default_factory=list)
-
-    def add(self, source: Pixels) -> int:
-        self.sources.append(source)
-        return len(self.sources) - 1
-
-
 def capture(
     images: Mapping[str, Any] | None = None,
     histogram: Mapping[str, Any] | None = None,
@@ -138,9 +124,9 @@ def capture(
     Raises:
         ValueError, TypeError: a name or a value cannot be logged; the message says which.
     """
-    captured, plan = Captured(), _Plan()
-    _plan_images(captured, plan, images or {})
-    _plan_histograms(captured, plan, histogram or {})
+    captured = Captured()
+    _select_images(captured, images or {})
+    _select_histograms(captured, histogram or {})
     for name, rows in _first(captured, "table", table or {}):
         captured.tables.append(_table(captured, name, rows))
     for name, message in _first(captured, "text", text or {}):
@@ -148,12 +134,7 @@ def capture(
             raise TypeError(f"text {name!r} is a {type(message).__name__}, and must be a str.")
         captured.texts.append((name, message[:MAX_TEXT_CHARS], len(message)))
         captured.num_bytes += min(len(message), MAX_TEXT_CHARS)
-    copies = _copied(captured, plan.sources, staging or Staging())
-    for name, what, index, note in plan.images:
-        captured.images.append(CapturedImage(name, copies[what] if isinstance(what, int) else what, note, index))
-    for name, values, num_values in plan.tensors:
-        sample = copies[values] if isinstance(values, int) else values
-        captured.tensors.append(CapturedTensor(name, sample, num_values))
+    _copy_selected(captured, staging or Staging())
     return captured
 
 
@@ -169,6 +150,19 @@ def _first(captured: Captured, kind: str, values: Mapping[str, Any]) -> Iterable
             f"{kind}: {len(values) - MAX_ITEMS} of {len(values)} were left out; a call keeps {MAX_ITEMS}"
         )
     return islice(values.items(), MAX_ITEMS)
+
+
+def _copy_selected(captured: Captured, staging: Staging) -> None:
+    """Replace the views that were selected by copies, each once: several images may be parts of one."""
+    selected = [*(image.content for image in captured.images), *(tensor.sample for tensor in captured.tensors)]
+    views = {id(view): view for view in selected if isinstance(view, (Tensor, np.ndarray))}
+    copies = dict(zip(views, _copied(captured, [*views.values()], staging), strict=True))
+    captured.images = [
+        replace(image, content=copies.get(id(image.content), image.content)) for image in captured.images
+    ]
+    captured.tensors = [
+        replace(tensor, sample=copies.get(id(tensor.sample), tensor.sample)) for tensor in captured.tensors
+    ]
 
 
 def _copied(captured: Captured, sources: Sequence[Pixels], staging: Staging) -> list[Pixels]:
@@ -211,7 +205,7 @@ def _dense_strides(shape: Sequence[int]) -> list[int]:
     return strides
 
 
-def _plan_images(captured: Captured, plan: _Plan, images: Mapping[str, Any]) -> None:
+def _select_images(captured: Captured, images: Mapping[str, Any]) -> None:
     wanted: list[tuple[str, Any, int | None]] = []
     """Name, value, and how many images it is; None if it is one."""
     num_wanted = 0
@@ -233,18 +227,18 @@ def _plan_images(captured: Captured, plan: _Plan, images: Mapping[str, Any]) -> 
     for name, value, several in wanted:
         num_taken = min(left, 1 if several is None else several)
         if num_taken:
-            _plan_image(captured, plan, name, value, num_taken if several is not None else None, num_kept)
+            _select_image(captured, name, value, num_taken if several is not None else None, num_kept)
         left -= num_taken
 
 
-def _plan_image(captured: Captured, plan: _Plan, name: str, value: Any, several: int | None, num_kept: int) -> None:
+def _select_image(captured: Captured, name: str, value: Any, several: int | None, num_kept: int) -> None:
     """`several`: so many of the images of an array with four dims; None if it is one image."""
     if isinstance(value, (str, Path)):
-        plan.images.append((name, Path(value), None, ""))
+        captured.images.append(CapturedImage(name, Path(value)))
         return
     if hasattr(value, "getbands") and hasattr(value, "resize"):  # PIL, without an import of it
         content, num_bytes, note = _pil_image(value, MAX_COPIED_BYTES // num_kept)
-        plan.images.append((name, content, None, note))
+        captured.images.append(CapturedImage(name, content, note))
         captured.num_bytes += num_bytes
         return
     values = _dense(f"image {name!r}", value, "an array, a tensor, an image of PIL or a path")
@@ -264,8 +258,8 @@ def _plan_image(captured: Captured, plan: _Plan, name: str, value: Any, several:
     factor = _factor_of(values, rows, (lead if is_first else lead + 2) if len(shape) == 3 else None, num_kept)
     thin = (*(slice(None),) * rows, slice(None, None, factor), slice(None, None, factor))
     note = f"every {factor}th row and column of {values.shape[rows]} x {values.shape[rows + 1]}" if factor > 1 else ""
-    source = plan.add(values[thin])
-    plan.images += [(name, source, index, note) for index in ([None] if several is None else range(several))]
+    view, indices = values[thin], [None] if several is None else range(several)
+    captured.images += [CapturedImage(name, view, note, index) for index in indices]
 
 
 def is_channels_first(shape: tuple[int, ...], *, is_tensor: bool) -> bool:
@@ -347,18 +341,18 @@ def _local(tensor: Tensor) -> Tensor:
     return local_of(tensor)
 
 
-def _plan_histograms(captured: Captured, plan: _Plan, values: Mapping[str, Any]) -> None:
+def _select_histograms(captured: Captured, values: Mapping[str, Any]) -> None:
     sharers = max(1, min(len(values), MAX_ITEMS))
     most, most_listed = MAX_SAMPLE // sharers, MAX_LISTED // sharers
     for name, value in _first(captured, "histogram", values):
         if isinstance(value, Sequence):
             listed = _listed(name, value, most_listed)
-            plan.tensors.append((name, listed, len(value)))
+            captured.tensors.append(CapturedTensor(name, listed, len(value)))
             captured.num_bytes += 8 * len(listed)
             continue
         numbers = _dense(f"histogram {name!r}", value, "a tensor, an array or a list of numbers")
         num_values = numbers.numel() if isinstance(numbers, Tensor) else numbers.size
-        plan.tensors.append((name, plan.add(_thinned(numbers, num_values, most)), num_values))
+        captured.tensors.append(CapturedTensor(name, _thinned(numbers, num_values, most), num_values))
 
 
 def _listed(name: str, values: Sequence[Any], most: int) -> tuple[Any, ...]:

@@ -94,7 +94,7 @@ def build_runtime(
         split = split_model(generation, model)
     assembly = split.assembly
     if weights is not None and reloads:
-        assembly = replace(assembly, reloaded=weights.frozen)
+        assembly = replace(assembly, reloaded=frozenset(weights.frozen))
     if weights is None or reloads:
         draw_weights(assembly, distributions, spec.seed, read=weights.names if weights is not None else ())
     if weights is not None:
@@ -103,8 +103,8 @@ def build_runtime(
     update = runtime.update
     if not begins and not is_drawn and update.keeps_tensors:
         return build_runtime(generation, check_whole, is_drawn=True)
-    if generation.rank == 0 and update.not_elementwise and not update.is_elementwise:
-        generation.outbox.log_text(
+    if update.not_elementwise and not update.is_elementwise:
+        generation.say(
             f"{update.not_elementwise}. So the state is not kept in shared memory: snapshots are copies, and an "
             "unexpected death repeats the steps since the last one."
         )
@@ -147,7 +147,7 @@ def trained_and_groups(generation: Generation, model: nn.Module) -> tuple[tuple[
         )
     groups = None
     # Before the model is split: a rank that has some stages only does not see all parameters of a group.
-    if not task.has_optimizer and not spec.optimizer.is_plain_adamw:
+    if not task.has_optimizer and (spec.islands is not None or not spec.optimizer.is_plain_adamw):
         groups = groups_of_spec(model, spec.optimizer)
     elif generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
         groups = groups_of(whole, model)
@@ -183,8 +183,8 @@ def _built(generation: Generation, *, is_drawn: bool) -> tuple[nn.Module, Mappin
     with refused_if_too_large(available_bytes):
         model = task.build_model()
     num_bytes = _num_bytes(model)
-    if generation.rank == 0 and num_bytes >= _NOTABLE_BYTES:
-        generation.outbox.log_text(
+    if num_bytes >= _NOTABLE_BYTES:
+        generation.say(
             f"every worker has built the whole model, {num_bytes / (1 << 30):,.1f} GiB of parameters, and keeps its "
             "part: docs/tasks.md, deferred_init, tells how to do without this memory."
         )
@@ -192,11 +192,15 @@ def _built(generation: Generation, *, is_drawn: bool) -> tuple[nn.Module, Mappin
 
 
 def _refuse_settings_without_effect(generation: Generation) -> None:
-    settings = generation.spec.optimizer
-    if generation.task.has_optimizer and (settings.groups or settings.ema_decay is not None):
-        key = "groups" if settings.groups else "ema_decay"
+    spec = generation.spec
+    given = {
+        "optimizer.groups": spec.optimizer.groups,
+        "optimizer.ema_decay": spec.optimizer.ema_decay is not None,
+        "islands": spec.islands is not None,
+    }
+    if generation.task.has_optimizer and (keys := [key for key, is_given in given.items() if is_given]):
         raise ValueError(
-            f"{generation.task.line_of('build_optimizer')}: the task makes its own optimizer, so optimizer.{key} of "
+            f"{generation.task.line_of('build_optimizer')}: the task makes its own optimizer, so {keys[0]} of "
             "the spec would have no effect. Remove one of them."
         )
 
@@ -273,11 +277,8 @@ def refused_if_too_large(available: Callable[[], int]) -> Iterator[None]:
                 )
         created += size
 
-    handle = register_module_parameter_registration_hook(look)
-    try:
+    with register_module_parameter_registration_hook(look):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -293,8 +294,5 @@ def noted(note: Callable[[str], None], *, every_s: float = 0.5) -> Iterator[None
             noted_mono = time.monotonic()
             note(f"building the model: {created:,} parameters so far")
 
-    handle = register_module_parameter_registration_hook(count)
-    try:
+    with register_module_parameter_registration_hook(count):
         yield
-    finally:
-        handle.remove()

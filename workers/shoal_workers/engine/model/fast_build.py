@@ -81,12 +81,9 @@ def build_undrawn(build: Callable[[], nn.Module]) -> tuple[nn.Module, Mapping[st
 @contextmanager
 def _skipped_fills() -> Iterator[_SkipFills]:
     mode = _SkipFills()
-    handle = register_module_parameter_registration_hook(lambda _module, _name, parameter: mode.know(parameter))
-    try:
-        with mode, _NoticeReads(mode), _skipped_truncation(mode):
-            yield mode
-    finally:
-        handle.remove()
+    noticed = register_module_parameter_registration_hook(lambda _module, _name, parameter: mode.know(parameter))
+    with noticed, mode, _NoticeReads(mode), _skipped_truncation(mode):
+        yield mode
 
 
 @contextmanager
@@ -127,11 +124,11 @@ class _SkipFills(TorchDispatchMode):
     def know(self, parameter: nn.Parameter | None) -> None:
         """Notes a parameter that a module has: code may fill it through its `data`."""
         if parameter is not None and parameter.layout is torch.strided:
-            self._parameters.setdefault(_memory(parameter), parameter)
+            self._parameters.setdefault(storage_id(parameter), parameter)
 
     def distribution_of(self, parameter: Tensor) -> Distribution | None:
         """Returns None if the tensor holds its values."""
-        return self._filled.get(_memory(parameter)) if parameter.layout is torch.strided else None
+        return self._filled.get(storage_id(parameter)) if parameter.layout is torch.strided else None
 
     def truncate(self, tensor: Tensor) -> bool:
         """`nn.init.trunc_normal_` of this tensor, which rejects values that it reads. False: it is no parameter."""
@@ -149,7 +146,7 @@ class _SkipFills(TorchDispatchMode):
         """Return whether something that the model has beside its parameters depends on values that were not drawn."""
         if self._reached_others:
             return True
-        parameters = {_memory(parameter) for parameter in model.parameters() if parameter.layout is torch.strided}
+        parameters = {storage_id(parameter) for parameter in model.parameters() if parameter.layout is torch.strided}
         # In a list of modules, or an attribute of the task. Four references are of this method and of `_parameters`.
         others = [
             parameter for memory, parameter in self._parameters.items() if memory in self._filled.keys() - parameters
@@ -185,28 +182,28 @@ class _SkipFills(TorchDispatchMode):
         if isinstance(tensor, nn.Parameter):
             self.know(tensor)
             return True
-        return tensor.layout is torch.strided and _memory(tensor) in self._parameters
+        return tensor.layout is torch.strided and storage_id(tensor) in self._parameters
 
     def _is_skipped_constant(self, args: Sequence[Any]) -> bool:
         """Small parameters without a skipped fill are written: code may read the weights of a norm."""
         tensor, value = args[0], args[1] if len(args) > 1 else 0.0
         if isinstance(value, Tensor) or not self._is_parameter(tensor):
             return False
-        return _memory(tensor) in self._filled or tensor.nbytes >= _LARGE_BYTES
+        return storage_id(tensor) in self._filled or tensor.nbytes >= _LARGE_BYTES
 
     def _fill(self, tensor: Tensor, distribution: Distribution | None) -> None:
         is_whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
         if distribution is None or not is_whole or not tensor.is_floating_point():
             self.used_undrawn = True
             distribution = None
-        self._filled[_memory(tensor)] = distribution
+        self._filled[storage_id(tensor)] = distribution
 
     def _used(self, func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function with a parameter that was not drawn among its arguments."""
         self.used_undrawn = True
         result = func(*args, **kwargs)
         if schema_of(func).name == "aten::clone":
-            self._copies[_memory(result)] = result
+            self._copies[storage_id(result)] = result
         elif not self._stays_within(func, result, args, kwargs):
             self._reached_others = True
         return result
@@ -224,7 +221,7 @@ class _SkipFills(TorchDispatchMode):
         return any(
             isinstance(leaf, Tensor)
             and leaf.layout is torch.strided
-            and ((memory := _memory(leaf)) in self._filled or memory in self._copies)
+            and ((memory := storage_id(leaf)) in self._filled or memory in self._copies)
             for leaf in tree_leaves(values)
         )
 
@@ -247,10 +244,6 @@ class _NoticeReads(TorchFunctionMode):
 def _attributes(module: nn.Module) -> Iterator[Any]:
     """Values of plain attributes."""
     return (value for name, value in vars(module).items() if name not in _OF_TORCH)
-
-
-def _memory(tensor: Tensor) -> int:
-    return storage_id(tensor)
 
 
 def _distribution(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Distribution | None:

@@ -88,7 +88,8 @@ class InitialWeights:
         frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
         required = parameters if which is Which.ALL else frozen
         considered = {Which.ALL: None, Which.FROZEN: frozen, Which.FROZEN_AND_FOUND: parameters}[which]
-        self._frozen: set[str] = set()
+        self.frozen: set[str] = set()
+        """Names of those that are not trained."""
         for names, value in _named_tensors(model):
             if considered is not None and id(value) not in considered:
                 continue
@@ -103,7 +104,7 @@ class InitialWeights:
             else:
                 self._sources[names[0]] = stored
                 if id(value) in frozen:
-                    self._frozen.add(names[0])
+                    self.frozen.add(names[0])
         problems = [f"it has no {name}" for name in missing] + problems
         if problems:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -113,11 +114,6 @@ class InitialWeights:
     def names(self) -> frozenset[str]:
         """Names of the model's tensors that are read."""
         return frozenset(self._sources)
-
-    @property
-    def frozen(self) -> frozenset[str]:
-        """Those of them that are not trained."""
-        return frozenset(self._frozen)
 
     @torch.no_grad()
     def read_into(self, assembly: Assembly) -> None:

@@ -40,6 +40,7 @@ from shoal_workers.contract.layout import Recompute, ShardLevel, num_stages
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.group.rounded_sums import RoundedSums
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.cutting import take_attributes
@@ -107,17 +108,20 @@ def assemble(
     if context is not None and layout.pp == 1:
         context.install(model)
     owners = _owners(stages, partial)
-    policy = mixed_precision(spec.precision, spec.reduce_precision)
+    policy = mixed_precision(spec.precision, spec.sum_precision)
+    rounded = RoundedSums(spec.seed) if spec.rounds_sums else None
     axes: list[DataAxis] = []
     for stage in stages:
         if is_plain:
-            axes.append(PlainReplica(stage.module, meshes.dense, may_write=may_write_parameters(layout, spec)))
+            may_write = may_write_parameters(layout, spec)
+            axes.append(PlainReplica(stage.module, meshes.dense, may_write=may_write, rounded=rounded))
             continue
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
         places = places_of(hooked, stage.module)
-        policies = make_policies(stage.module, precisions, spec.reduce_precision)
-        axes.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), policies))
+        policies = make_policies(stage.module, precisions, spec.sum_precision)
+        experts = experts if layout.ep > 1 else []
+        axes.append(shard_model(stage.module, meshes, policy, inside, experts, policies, rounded))
         move_additions(places, stage.module)
         if stage.forward_pass is not None:
             stage.forward_pass.install_hooks(stage.module)
@@ -135,6 +139,7 @@ def assemble(
         partial=owners,
         data_axes=tuple(axes),
         has_buffers=has_buffers,
+        rounded=rounded,
     )
 
 

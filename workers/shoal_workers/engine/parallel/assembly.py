@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Layout
+from shoal_workers.engine.group.rounded_sums import RoundedSums
 from shoal_workers.engine.parallel.context import ContextCall
 from shoal_workers.engine.parallel.data_axis import DataAxis
 from shoal_workers.engine.parallel.stages import StageForward, owner_of
@@ -53,7 +54,8 @@ class Assembly:
     """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
     data_axes: tuple[DataAxis, ...] = ()
     """The data axis of each part."""
-
+    rounded: RoundedSums | None = None
+    """Adds up the gradients of all parts; None: they are added up in their own type."""
     reloaded: frozenset[str] = frozenset()
     """Frozen parameters that a file holds: they are read from it whenever the model is built, and belong to no
     state."""

@@ -34,7 +34,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter, all_reduce_small
+from shoal_workers.engine.group.all_ranks import all_ranks
+from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter
+from shoal_workers.engine.group.rounded_sums import RoundedReduceScatter, RoundedSums
 from shoal_workers.engine.parallel.data_axis import DataAxis, OrderVaries
 from shoal_workers.engine.parallel.written import HASHED_STEPS, first_written, mark_of, marks_of
 from shoal_workers.torch_internals import (
@@ -57,6 +59,7 @@ from shoal_workers.torch_internals import (
     root_mesh,
     run_fsdp_hook_first,
     set_collectives,
+    sum_replicas,
 )
 
 _END = -1
@@ -74,10 +77,18 @@ class CollectiveOrder(DataAxis):
         is_whole: parameters stay whole from their first forward pass in a step to its last backward pass.
         streams: communicate while the passes compute.
         reduces_once: gradients stay whole until the last micro-batch of a step.
+        rounded: adds up gradients over the shards; if there are replicas and gradients are reduced once, over those.
     """
 
     def __init__(
-        self, root: nn.Module, mesh: DeviceMesh, *, is_whole: bool, streams: bool, reduces_once: bool = False
+        self,
+        root: nn.Module,
+        mesh: DeviceMesh,
+        *,
+        is_whole: bool,
+        streams: bool,
+        reduces_once: bool = False,
+        rounded: RoundedSums | None = None,
     ) -> None:
         assert isinstance(root, FSDPModule)
         self._root: FSDPModule = root
@@ -87,8 +98,10 @@ class CollectiveOrder(DataAxis):
         # with one shard no parameter is ever gathered: only sums must be in order
         self._layout_is_whole = self.is_whole = is_whole or mesh.size(mesh.ndim - 1) == 1
         self._streams = streams
-        self._reduces_once = reduces_once
+        # one shard sends nothing, so its replicas have to round, which they do once
+        self._reduces_once = reduces_once or (rounded is not None and mesh.size(mesh.ndim - 1) == 1)
         self._sums_nothing = False
+        self._rounded = rounded
         self._mesh = mesh
         self._passes: _Passes | None = None
         self._num_calls: dict[int, int] = {}
@@ -213,7 +226,7 @@ class CollectiveOrder(DataAxis):
         if self._passes is None:
             return False
         flag = torch.tensor([float(self._passes.has_deviated)], device=self._mesh.device_type)
-        all_reduce_small(flag)
+        all_ranks().all_reduce_small(flag)
         return bool(flag.item())
 
     def keep_whole(self) -> None:
@@ -245,13 +258,19 @@ class CollectiveOrder(DataAxis):
         root.set_reduce_scatter_unused_params(True)
         assert isinstance(root, nn.Module)
         is_cpu = self._mesh.device_type == "cpu"
+        scatter: DefaultReduceScatter = DirectReduceScatter() if is_cpu else DefaultReduceScatter()
+        is_between_replicas = self._mesh.ndim > 1 and self._reduces_once
+        if self._rounded is not None and not is_between_replicas:
+            scatter = RoundedReduceScatter(self._rounded, scatter)
         for number, group in enumerate(self._groups):
             # not through FSDP's setters: they refuse a unit with several groups, see sharding.py
             set_collectives(
                 group,
                 _Gather(DirectAllGather() if is_cpu else DefaultAllGather(), self, number),
-                _Scatter(DirectReduceScatter() if is_cpu else DefaultReduceScatter(), self, number),
+                _Scatter(scatter, self, number),
             )
+            if self._rounded is not None and is_between_replicas:
+                sum_replicas(group, self._rounded.all_reduce)
             keep_gradients_as_computed(group)
             self._sums[id(group)] = group.post_backward
             group.post_backward = partial(self._after_backward, group)
@@ -401,7 +420,7 @@ class _Call:
     def code(self) -> int:
         return 2 * self.number + self.is_sum
 
-    def take_part(self) -> None:
+    def join_without_model(self) -> None:
         output = self.like.new_empty(self.output_numel)
         self.run(output, self.like.new_zeros(self.input_numel))
         if self.replicas is not None:
@@ -445,7 +464,7 @@ class _Passes:
             self.has_deviated = True
             # The other ranks wait in the rest of the pass's collectives: this one takes part without a model.
             for call in expected[len(now) :]:
-                call.take_part()
+                call.join_without_model()
         return None if self.has_deviated else result
 
     def expect(self, call: _Call) -> None:
@@ -467,29 +486,26 @@ class _Passes:
             raise OrderVaries
 
 
-class _Gather(DefaultAllGather):
-    """Given to FSDPModule.set_custom_all_gather."""
+class _Ordered:
+    """A collective of one unit, which the order knows before it is called."""
 
-    def __init__(self, inner: DefaultAllGather, order: CollectiveOrder, number: int) -> None:
-        self._inner = inner
-        self._order = order
-        self._number = number
+    def __init__(self, inner: Any, order: CollectiveOrder, number: int) -> None:
+        self._inner, self._order, self._number = inner, order, number
+
+
+class _Gather(_Ordered, DefaultAllGather):
+    """Given to FSDPModule.set_custom_all_gather."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         run = partial(self._inner, group=group)
         self._order.expect(self._number, output_tensor, input_tensor, run, is_sum=False)
-        return self._inner(output_tensor, input_tensor, group, async_op)
+        return self._inner(output_tensor, input_tensor, group, async_op)  # type: ignore[no-any-return]
 
 
-class _Scatter(DefaultReduceScatter):
+class _Scatter(_Ordered, DefaultReduceScatter):
     """Given to FSDPModule.set_custom_reduce_scatter."""
-
-    def __init__(self, inner: DefaultReduceScatter, order: CollectiveOrder, number: int) -> None:
-        self._inner = inner
-        self._order = order
-        self._number = number
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False

@@ -189,13 +189,8 @@ class ContextCall:
                 f"cannot split into 2 x {self._degree} equal chunks: {length} = {length // num_chunks} x {num_chunks} "
                 f"+ {length % num_chunks}. Use a multiple of {num_chunks}."
             )
-        own_args, own_kwargs = tree_map(self._cut, (args, kwargs))
+        own_args, own_kwargs = tree_map(self.cut, (args, kwargs))
         return own_args, own_kwargs
-
-    def cut(self, argument: Tensor) -> Tensor:
-        """Returns this rank's part of one of the arguments."""
-        cut: Tensor = self._cut(argument)
-        return cut
 
     def output(self, output: Any) -> Any:
         """What one process would return."""
@@ -204,7 +199,8 @@ class ContextCall:
             return dataclasses.replace(output, **fields)
         return tree_map(self._joined, output)
 
-    def _cut(self, value: Any) -> Any:
+    def cut(self, value: Any) -> Any:
+        """Return this rank's part of one of the arguments."""
         if not isinstance(value, Tensor):
             return value
         for dim in self._dims:

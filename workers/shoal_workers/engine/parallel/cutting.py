@@ -54,10 +54,10 @@ def take_attributes(fresh: nn.Parameter, parameter: Tensor) -> nn.Parameter:
 
 
 def shard_like(owner: DTensor, local_part: Tensor) -> DTensor:
-    """`local_part` as this rank's shard of a tensor that is laid out as `owner` is; shares its memory."""
-    if (
-        local_part.dtype == owner.dtype
-    ):  # skips the computation of the layout, which `from_local` repeats for each tensor
+    """`local_part` as this rank's shard of a tensor that is laid out as `owner` is; shares its memory, which may be the
+    host's."""
+    # `from_local` computes the layout for each tensor again, and moves it to the device
+    if local_part.dtype == owner.dtype or local_part.device != owner.device:
         return DTensor(local_part.detach(), spec_of(owner), requires_grad=False)  # type: ignore[no-untyped-call]
     return DTensor.from_local(
         local_part, owner.device_mesh, owner.placements, run_check=False, shape=owner.shape, stride=owner.stride()

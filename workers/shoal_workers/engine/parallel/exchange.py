@@ -34,39 +34,39 @@ Step = Callable[[Tensor], Tensor]
 
 def gather_sum(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     """Equal parts of all ranks, concatenated along `dim`; gradients are summed in fp32."""
-    return _pair(part, partial(_gathered, dim=dim, mesh=mesh), partial(_sum_scattered, dim=dim, mesh=mesh))
+    return _pair(part, partial(_gather, dim=dim, mesh=mesh), partial(_scatter_sums, dim=dim, mesh=mesh))
 
 
 def gather_same(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     """Gathers as `gather_sum` does, for a result from which all ranks compute the same."""
-    return _pair(part, partial(_gathered, dim=dim, mesh=mesh), partial(_taken, dim=dim, mesh=mesh))
+    return _pair(part, partial(_gather, dim=dim, mesh=mesh), partial(_take_part, dim=dim, mesh=mesh))
 
 
 def sum_scatter(summands: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     """Returns this rank's part along `dim`, which the degree must divide, of the sum over all ranks, computed in
     fp32."""
-    return _pair(summands, partial(_sum_scattered, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
+    return _pair(summands, partial(_scatter_sums, dim=dim, mesh=mesh), partial(_gather, dim=dim, mesh=mesh))
 
 
 def own_part(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     """Returns this rank's part along `dim` of a tensor that is the same on all ranks."""
-    return _pair(whole, partial(_taken, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
+    return _pair(whole, partial(_take_part, dim=dim, mesh=mesh), partial(_gather, dim=dim, mesh=mesh))
 
 
 def copy(whole: Tensor, mesh: DeviceMesh) -> Tensor:
     """Returns the same tensor; the ranks' gradients are summed."""
-    return _pair(whole, _same, partial(_all_reduced, mesh=mesh))
+    return _pair(whole, _same, partial(_all_reduce, mesh=mesh))
 
 
 def total(summands: Tensor, mesh: DeviceMesh) -> Tensor:
     """The sum over all ranks, on every rank."""
-    return _pair(summands, partial(_all_reduced, mesh=mesh), _same)
+    return _pair(summands, partial(_all_reduce, mesh=mesh), _same)
 
 
 def exchange_rows(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], mesh: DeviceMesh) -> Tensor:
     """The first num_sent[0] of `rows` (N, ...) go to rank 0, and so on. The result begins with the rows from rank 0."""
-    there = partial(_exchanged, num_sent=num_sent, num_received=num_received, mesh=mesh)
-    back = partial(_exchanged, num_sent=num_received, num_received=num_sent, mesh=mesh)
+    there = partial(_exchange, num_sent=num_sent, num_received=num_received, mesh=mesh)
+    back = partial(_exchange, num_sent=num_received, num_received=num_sent, mesh=mesh)
     return _pair(rows, there, back)
 
 
@@ -74,10 +74,6 @@ def swap(parts: Tensor, mesh: DeviceMesh) -> Tensor:
     """Row i of `parts` (degree, ...) goes to rank i; row i of the result came from rank i."""
     one_each = [1] * mesh.size()
     return exchange_rows(parts, one_each, one_each, mesh)
-
-
-def _pair(tensor: Tensor, there: Step, back: Step) -> Tensor:
-    return _apply(tensor, there, back)
 
 
 class _Pair(Function):
@@ -91,21 +87,21 @@ class _Pair(Function):
         return ctx.back(gradients[0]), None, None
 
 
-_apply: Callable[..., Tensor] = torch.compiler.disable(_Pair.apply)  # type: ignore[no-untyped-call]
+_pair: Callable[..., Tensor] = torch.compiler.disable(_Pair.apply)  # type: ignore[no-untyped-call]
 
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor.view_as(tensor)
 
 
-def _gathered(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+def _gather(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     rows = part.movedim(dim, 0).contiguous()
     whole = rows.new_empty(mesh.size() * rows.shape[0], *rows.shape[1:])
     dist.all_gather_single(whole, rows, group=mesh.get_group())
     return whole.movedim(0, dim)
 
 
-def _sum_scattered(summands: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+def _scatter_sums(summands: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     """Sums in two steps: gloo's reduce-scatter is a whole all-reduce, and NCCL's adds in the dtype of the summands."""
     rows = summands.movedim(dim, 0).contiguous()
     received = torch.empty_like(rows)
@@ -115,18 +111,18 @@ def _sum_scattered(summands: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     return summed.movedim(0, dim)
 
 
-def _taken(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+def _take_part(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     length = whole.shape[dim] // mesh.size()
     return whole.narrow(dim, mesh.get_local_rank() * length, length).clone()
 
 
-def _all_reduced(summands: Tensor, mesh: DeviceMesh) -> Tensor:
+def _all_reduce(summands: Tensor, mesh: DeviceMesh) -> Tensor:
     summed = summands.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(summed, group=mesh.get_group())
     return summed
 
 
-def _exchanged(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], mesh: DeviceMesh) -> Tensor:
+def _exchange(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], mesh: DeviceMesh) -> Tensor:
     out = rows.new_empty((sum(num_received), *rows.shape[1:]))
     dist.all_to_all_single(out, rows.contiguous(), list(num_received), list(num_sent), group=mesh.get_group())
     return out

@@ -29,7 +29,7 @@ from torch.nn import functional
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from shoal_workers.contract.batch_partition import MicroBatch
-from shoal_workers.engine.group.direct_collectives import all_reduce_small
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.torch_internals import BatchNorm
 
@@ -78,7 +78,7 @@ class Exchange:
         if not self.is_padding and parts:
             flat[3 : 3 + sum(len(part) for part in parts)] = torch.cat([part.double() for part in parts])
         box = torch.cat([flat, flat.new_tensor([0.0 if self.is_padding else count])])
-        all_reduce_small(box)
+        all_ranks().all_reduce_small(box)
         ranks, numbers, squares, total_count = torch.cat([box[:3], box[-1:]]).tolist()  # one wait for the device
         if ranks * squares != numbers**2:
             here = f"is at the layer {self._by_number[abs(number)]!r}" if number else "has ended its pass"
@@ -233,9 +233,5 @@ def synchronise(model: nn.Module, line: str) -> nn.Module:
                 f"{line}: batch.sync is global, and {kind.__name__} is a BatchNorm with a forward() of its own, of "
                 "which the statistics are not known. Use torch's BatchNorm, or set batch.sync to micro_batch."
             )
-        setattr(module, "__class__", _global_class(kind))  # noqa: B010
+        setattr(module, "__class__", type(kind.__name__, (GlobalBatchNorm, kind), {"__module__": kind.__module__}))  # noqa: B010
     return model
-
-
-def _global_class(kind: Any) -> Any:
-    return type(kind.__name__, (GlobalBatchNorm, kind), {"__module__": kind.__module__})

@@ -10,13 +10,9 @@ from torch import nn
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     """Name and module of every module of `model` that `pattern` matches, in the model's order."""
-    expected = pattern.split(".")
-    return [(name, module) for name, module in model.named_modules() if _fits(name.split("."), expected)]
+    return [(name, module) for name, module in model.named_modules() if fits(name, pattern)]
 
 
 def fits(name: str, pattern: str) -> bool:
-    return _fits(name.split("."), pattern.split("."))
-
-
-def _fits(parts: list[str], expected: list[str]) -> bool:
+    parts, expected = name.split("."), pattern.split(".")
     return len(parts) == len(expected) and all(name in ("*", part) for part, name in zip(parts, expected, strict=True))

@@ -22,7 +22,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal_workers.checkpoint.save_plan import REPLICATE
+from shoal_workers.engine.group.all_ranks import RankGrid
 from shoal_workers.engine.group.gradient_buckets import GradientBuckets
+from shoal_workers.engine.group.rounded_sums import RoundedSums
 from shoal_workers.engine.parallel.data_axis import DataAxis
 from shoal_workers.engine.parallel.written import HASHED_STEPS, first_written, marks_of
 
@@ -30,8 +32,10 @@ from shoal_workers.engine.parallel.written import HASHED_STEPS, first_written, m
 class PlainReplica(DataAxis):
     """One rank's replica of a model. See `DataAxis` for the methods."""
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, *, may_write: bool) -> None:
-        """`may_write`: forward passes may write to parameters."""
+    def __init__(
+        self, model: nn.Module, mesh: DeviceMesh, *, may_write: bool, rounded: RoundedSums | None = None
+    ) -> None:
+        """`may_write`: forward passes may write to parameters. `rounded`: adds up gradients."""
         self._mesh = mesh
         self._may_write = may_write
         self._parameters = dict(model.named_parameters())
@@ -39,7 +43,7 @@ class PlainReplica(DataAxis):
         self._buckets: GradientBuckets | None = None
         """None if there is one rank."""
         if REPLICATE in (mesh.mesh_dim_names or ()):
-            self._buckets = GradientBuckets(self._trained)
+            self._buckets = GradientBuckets(self._trained, rounded=rounded)
         self._used: set[int] = set()
         self._num_steps = 0
         self._written: str | None = None
@@ -47,12 +51,12 @@ class PlainReplica(DataAxis):
     def begin_generation(self) -> None:
         self._num_steps = 0
         if self._buckets is not None:
-            self._buckets.group = self._mesh.get_group(REPLICATE)
+            self._buckets.ranks = RankGrid([self._mesh.get_group(REPLICATE)])
 
     def park(self) -> None:
         if self._buckets is not None:
             self._buckets.begin()
-            self._buckets.group = None
+            self._buckets.ranks = None
 
     def begin_step(self) -> None:
         self._used.clear()

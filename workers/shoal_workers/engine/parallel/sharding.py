@@ -37,6 +37,7 @@ from torch.distributed.tensor import DTensor, Shard
 from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.group.rounded_sums import RoundedSums
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder
 from shoal_workers.engine.parallel.cutting import user_attributes
 from shoal_workers.torch_internals import (
@@ -61,6 +62,7 @@ def shard_model(
     units: Sequence[nn.Module],
     experts: Collection[nn.Module] = (),
     policies: Mapping[nn.Module, MixedPrecisionPolicy] | None = None,
+    rounded: RoundedSums | None = None,
 ) -> CollectiveOrder:
     """Shard `model` in place. Needs no communication.
 
@@ -69,6 +71,7 @@ def shard_model(
         units: modules whose parameters are gathered together; innermost first, then the root with all others.
         experts: modules whose parameters the ep axis has split already; FSDP splits them over the rest of the shards.
         policies: the policies of modules whose dtypes differ from `policy`.
+        rounded: adds up gradients over the shards.
     """
     policies = policies or {}
     assert meshes.experts is not None or not experts
@@ -88,7 +91,8 @@ def shard_model(
         meshes.dense,
         is_whole=keeps_gathered(meshes.layout),
         streams=streams,
-        reduces_once=_reduces_once(meshes.layout),
+        reduces_once=meshes.layout.shard is ShardLevel.OPTIMIZER or meshes.layout.pp > 1,
+        rounded=rounded,
     )
 
 
@@ -108,11 +112,6 @@ def keeps_gathered(layout: Layout) -> bool:
     error.
     """
     return layout.shard is not ShardLevel.FULL or layout.pp > 1
-
-
-def _reduces_once(layout: Layout) -> bool:
-    """Return whether gradients stay whole until the last micro-batch of a step."""
-    return layout.shard is ShardLevel.OPTIMIZER or layout.pp > 1
 
 
 def _fully_shard(

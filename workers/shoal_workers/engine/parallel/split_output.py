@@ -240,12 +240,8 @@ def _reshaped(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any
     for view in ("as it is", "rows", "classes second"):
         expected = _viewed(torch.empty(whole, device="meta"), view)
         if (result.dtype, result.shape, result.stride()) == (expected.dtype, expected.shape, expected.stride()):
-            return first if view == first._view else _wrapped(first.part, first._split, view, _root(first))
+            return first if view == first._view else _wrapped(first.part, first._split, view, first._of or first)
     return NotImplemented
-
-
-def _root(output: SplitOutput) -> SplitOutput:
-    return output if output._of is None else output._of
 
 
 def _hook(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -36,6 +36,7 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.split_output import SplitOutput
 from shoal_workers.engine.parallel.ties import shallow_copy, untie_parts
+from shoal_workers.engine.randomness import generator_states, set_generator_states
 from shoal_workers.torch_internals import tree_leaves
 
 
@@ -127,14 +128,6 @@ class Handover:
     """State of the random generators."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generators:
-    """Reads and sets the state of the random generators."""
-
-    read: Callable[[], Tensor]
-    write: Callable[[Tensor], None]
-
-
 class Elsewhere(nn.Module):
     """Takes the place of a module that another stage has. Its plain attributes (numbers, texts) are the module's."""
 
@@ -174,14 +167,12 @@ class StageForward:
         self._first_block = own_blocks[0]
         self._entrance = ""
         self._forward: Callable[..., Any] | None = None
-        self._generators: Generators | None = None
         self._is_proven = False
         """A whole pass has used nothing unknown."""
         self._replaces = False
         """The first own module gets something else than what the entrance returns: forward changes it in between."""
         self._received: Handover | None = None
-        self._shape: torch.Size | None = None
-        self._dtype = torch.float32
+        self._expected = torch.empty(0, device="meta")
         self._unknown: Tensor | None = None
         self._is_running = False
         self._has_entered = False
@@ -215,10 +206,10 @@ class StageForward:
         }.values():
             own.register_forward_pre_hook(self._before_own, prepend=True, with_kwargs=True)
 
-    def expect(self, generators: Generators, shape: torch.Size, dtype: torch.dtype, received: Handover | None) -> None:
-        """Called before each call. `shape`, `dtype`: those of what stages hand over; `received`: None for the first
-        stage."""
-        self._generators, self._shape, self._dtype, self._received = generators, shape, dtype, received
+    def expect(self, expected: Tensor, received: Handover | None) -> None:
+        """Called before each call. `expected`: has shape and dtype of what stages hand over; `received`: None for the
+        first stage."""
+        self._expected, self._received = expected, received
 
     def handed_over(self) -> Handover:
         """Called after a call of a stage that is not the last one."""
@@ -239,14 +230,12 @@ class StageForward:
 
     def later(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replaces a module of a later stage: forward ends here."""
-        assert self._generators is not None
         self._check_grad_mode(name)
         if self._received is not None and not self._has_entered:  # forward left out all blocks of this stage
             raise _Left(name, self._received.hidden, self._received.generators)
-        raise _Left(name, _first_argument(args, kwargs), self._generators.read())
+        raise _Left(name, first_argument(args, kwargs), generator_states())
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        assert self._forward is not None and self._generators is not None
         output = self._once(args, kwargs, float("nan"))
         if self._received is None or self._is_proven:
             self._is_proven = True
@@ -258,9 +247,9 @@ class StageForward:
         return output
 
     def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any], filling: float) -> Any:
-        assert self._forward is not None and self._shape is not None
+        assert self._forward is not None, "take_over comes first"
         if self._received is not None:
-            self._unknown = self._received.hidden.detach().new_full(self._shape, filling)
+            self._unknown = self._received.hidden.detach().new_full(self._expected.shape, filling)
         self._is_running, self._has_entered, self._has_grad = True, False, torch.is_grad_enabled()
         try:
             output = self._forward(*args, **kwargs)
@@ -286,19 +275,20 @@ class StageForward:
                 f"forward() calls {left.name} with {type(hidden).__name__} as its first argument; stages of a pipeline "
                 "hand one tensor over. Let blocks take and return a tensor, or use a layout without pp."
             )
-        if hidden.shape != self._shape:
+        if hidden.shape != self._expected.shape:
             raise TypeError(
                 f"forward() calls {left.name} with a tensor of shape {tuple(hidden.shape)}, and pipeline stages hand "
-                f"over {tuple(self._shape or ())}: the shape of the first micro-batch's input with plan.hidden_size. "
-                "All micro-batches must have one shape, and blocks must keep it."
+                f"over {tuple(self._expected.shape)}: the shape of the first micro-batch's input with "
+                "plan.hidden_size. All micro-batches must have one shape, and blocks must keep it."
             )
-        if hidden.dtype != self._dtype:
-            if not (hidden.is_floating_point() and self._dtype in (torch.bfloat16, torch.float16)):
+        dtype = self._expected.dtype
+        if hidden.dtype != dtype:
+            if not (hidden.is_floating_point() and dtype in (torch.bfloat16, torch.float16)):
                 raise TypeError(
                     f"forward() calls {left.name} with a tensor of {hidden.dtype}, and pipeline stages hand over "
-                    f"{self._dtype}."
+                    f"{dtype}."
                 )
-            hidden = hidden.to(self._dtype)  # as FSDP casts what a block gets
+            hidden = hidden.to(dtype)  # as FSDP casts what a block gets
         if self._has_grad and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()  # only frozen parameters up to here: the backward pass ends here
         self._left = Handover(hidden, left.generators)
@@ -311,7 +301,7 @@ class StageForward:
         if received is None:
             self._has_entered = True
             return None
-        given = _first_argument(args, kwargs)
+        given = first_argument(args, kwargs)
         if not self._is_running:  # recomputed by a checkpoint of the task's own
             if self._replaces:
                 raise TypeError(
@@ -323,12 +313,11 @@ class StageForward:
             self._refuse_unknown_arguments(module, args, kwargs)
         if self._has_entered:
             return None
-        assert self._generators is not None
         self._has_entered = True
         self._check_grad_mode(self._first_block)
-        self._generators.write(received.generators)
+        set_generator_states(received.generators)
         self._replaces = given is not received.hidden
-        return _with_first(args, kwargs, received.hidden) if self._replaces else None
+        return with_first(args, kwargs, received.hidden) if self._replaces else None
 
     def _check_grad_mode(self, name: str) -> None:
         if self._has_grad and not torch.is_grad_enabled():
@@ -349,13 +338,12 @@ class StageForward:
             )
 
     def _refuse_if_unknown_is_used(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert self._generators is not None
         # The second run must leave no trace: results and random numbers are those of the first.
-        left, generators = self._left, self._generators.read()
+        left, generators = self._left, generator_states()
         with torch.no_grad():
             is_used = not _has_nan(self._once(args, kwargs, 0.0))
         self._left = left
-        self._generators.write(generators)
+        set_generator_states(generators)
         if is_used:
             raise TypeError(
                 f"forward() uses in pipeline stage {self.index} a value that an earlier stage has computed, beside the "
@@ -373,11 +361,13 @@ class _Left(BaseException):
         self.generators = generators
 
 
-def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the first argument, whether it is given by position or by name; None if there is none."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
-def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with another first one."""
     if args:
         return (value, *args[1:]), kwargs
     return args, {name: value if number == 0 else argument for number, (name, argument) in enumerate(kwargs.items())}

@@ -42,7 +42,7 @@ from shoal_workers.engine.parallel.exchange import copy, gather_same, gather_sum
 from shoal_workers.engine.parallel.float8 import multiply
 from shoal_workers.engine.parallel.names import fits, matching
 from shoal_workers.engine.parallel.split_output import Split, split_output
-from shoal_workers.engine.parallel.stages import Elsewhere
+from shoal_workers.engine.parallel.stages import Elsewhere, first_argument, with_first
 
 _SEQUENCE_DIM = 1
 
@@ -204,10 +204,7 @@ def _with_first_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> 
     """Changes the first argument before each call, whether it is given by position or by name."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if inputs:
-            return (change(inputs[0]), *inputs[1:]), named
-        first = next(iter(named))
-        return inputs, {**named, first: change(named[first])}
+        return with_first(inputs, named, change(first_argument(inputs, named)))
 
     module.register_forward_pre_hook(before, with_kwargs=True)
 
@@ -224,12 +221,8 @@ class _ScaledGradient(Function):
         return gradients[0] * factor.unsqueeze(-1).to(gradients[0].dtype), None
 
 
-_apply_scaled_gradient: Callable[..., Tensor] = torch.compiler.disable(_ScaledGradient.apply)  # type: ignore[no-untyped-call]
-
-
-def _scaled_gradient(rows: Tensor, factor: Tensor) -> Tensor:
-    """`rows` (..., D); their gradient is multiplied by `factor` (...)."""
-    return _apply_scaled_gradient(rows, factor)
+_scaled_gradient: Callable[..., Tensor] = torch.compiler.disable(_ScaledGradient.apply)  # type: ignore[no-untyped-call]
+"""Called with rows (..., D), whose gradient is multiplied by the factor (...)."""
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -240,7 +233,6 @@ _KINDS: dict[TensorStyle, type[nn.Module]] = {
     TensorStyle.HEAD: nn.Linear,
     TensorStyle.EMBEDDING: nn.Embedding,
 }
-_CUT_DIM = {TensorStyle.COLUMN: 0, TensorStyle.ROW: 1, TensorStyle.HEAD: 0, TensorStyle.EMBEDDING: 0}
 
 
 def checked_plan(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
@@ -342,25 +334,17 @@ def _with_tied_layers(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
         if style in _KINDS
         for name, _ in matching(model, pattern)
     }
-    holders: dict[int, list[tuple[str, str]]] = {}
+    holders: dict[int, list[str]] = {}
     for full_name, parameter in model.named_parameters(remove_duplicate=False):
-        module_name, _, attribute = full_name.rpartition(".")
-        holders.setdefault(id(parameter), []).append((module_name, attribute))
-    tied = [both for both in holders.values() if len(both) > 1]
-    tied += [[_split_name(alias), _split_name(owner)] for alias, owner in plan.tied.items()]
+        holders.setdefault(id(parameter), []).append(full_name)
+    tied = [names for names in holders.values() if len(names) > 1]
+    tied += [list(pair) for pair in plan.tied.items()]
     modules = dict(model.named_modules(remove_duplicate=False))
     further: dict[str, TensorStyle] = {}
-    for group in tied:
+    for group in ([_split_name(full_name) for full_name in names] for names in tied):
         cuts = {name: styles[name][1] for name, _ in group if name in styles}
-        dims = {_CUT_DIM[style] for style in cuts.values()}
         if not cuts:
             continue
-        if len(dims) > 1:
-            listed = " and ".join(f"{name!r} {style!s}" for name, style in cuts.items())
-            raise ValueError(
-                f"plan.tensor cuts one weight along both of its dims: {listed} share it. Give them styles that cut "
-                "the same dim (embedding, head and column), or leave both out."
-            )
         for name, attribute in group:
             module = modules.get(name)
             if (
@@ -384,20 +368,26 @@ def _with_tied_layers(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
     return plan.model_copy(update={"tensor": {**plan.tensor, **further}}) if further else plan
 
 
+_PAIRS = {
+    TensorStyle.COLUMN: (
+        TensorStyle.ROW,
+        "nothing would sum what the ranks compute from its outputs. Give the layer that gets them the style 'row', or "
+        "leave both out.",
+    ),
+    TensorStyle.ROW: (
+        TensorStyle.COLUMN,
+        "its inputs would not be split. Give the layers before it the style 'column', or leave it out.",
+    ),
+}
+"""The style that each of these needs, and what is wrong without it."""
+
+
 def _refuse_unpaired(cut: dict[str, TensorStyle]) -> None:
-    rows = [name for name, style in cut.items() if style is TensorStyle.ROW]
-    columns = [name for name, style in cut.items() if style is TensorStyle.COLUMN]
-    for name in columns:
-        if not rows:
+    for name, style in cut.items():
+        if style in _PAIRS and _PAIRS[style][0] not in cut.values():
+            other, reason = _PAIRS[style]
             raise ValueError(
-                f"plan.tensor gives {name!r} the style 'column', and no module the style 'row': nothing would sum what "
-                "the ranks compute from its outputs. Give the layer that gets them the style 'row', or leave both out."
-            )
-    for name in rows:
-        if not columns:
-            raise ValueError(
-                f"plan.tensor gives {name!r} the style 'row', and no module the style 'column': its inputs would not "
-                "be split. Give the layers before it the style 'column', or leave it out."
+                f"plan.tensor gives {name!r} the style {str(style)!r}, and no module the style {str(other)!r}: {reason}"
             )
 
 
@@ -431,9 +421,8 @@ def _refuse_uncut_sequence(model: nn.Module, plan: ParallelPlan, cut: dict[str, 
         splits_output = [
             split for split, style in cut.items() if style is not TensorStyle.COLUMN and is_below(split, {name})
         ]
-        if not splits_output and not (
-            plan.experts and any(is_below(expert, {name}) for expert in _experts(model, plan))
-        ):
+        experts = matching(model, plan.experts) if plan.experts else []
+        if not splits_output and not any(is_below(expert, {name}) for expert, _ in experts):
             raise ValueError(
                 f"plan.tensor gives {name!r} the style 'gather', and no layer in it the style 'row', which would split "
                 "the sequence again. Give its last layer the style 'row', or use 'whole' to compute it on every rank."
@@ -444,10 +433,6 @@ _ENDS = {
     TensorStyle.EMBEDDING: "splits it first",
     TensorStyle.HEAD: "gives the loss all of it",
 }
-
-
-def _experts(model: nn.Module, plan: ParallelPlan) -> list[str]:
-    return [name for name, _ in matching(model, plan.experts)]
 
 
 def _prefixes(name: str) -> Iterator[str]:

@@ -32,7 +32,9 @@ def find_ties(model: nn.Module, plan: ParallelPlan) -> dict[str, str]:
     """
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
-    tensors = dict(_all_tensors(model))
+    # A parameter's first name is that of `named_parameters`.
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= model.named_buffers(remove_duplicate=False)
     for name, tensor in tensors.items():
         if first.setdefault(id(tensor), name) != name:
             ties[name] = first[id(tensor)]
@@ -143,12 +145,6 @@ def _matching_all(model: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Modu
     for name, module in model.named_modules(remove_duplicate=False):
         if id(module) in known:
             yield name, module
-
-
-def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers under every name. A parameter's first name is that of `named_parameters`."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _own_modules(module: nn.Module, seen: set[int], clones: dict[int, nn.Module]) -> None:

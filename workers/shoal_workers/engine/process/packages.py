@@ -110,7 +110,7 @@ def _pip(code: CodeSpec, options: Sequence[str], requirements: Sequence[str]) ->
     command = [*_pip_command(), "install", *shared, *source, *options, "--", *requirements]
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if ran.returncode:
-        raise PackagesNotInstalled(_words(code, f"{ran.stderr}\n{ran.stdout}"))
+        raise PackagesNotInstalled(_describe_failure(code, f"{ran.stderr}\n{ran.stdout}"))
 
 
 def _pip_command() -> list[str]:
@@ -126,7 +126,7 @@ def _pip_command() -> list[str]:
     return [sys.executable, str(bundled[-1] / "pip")]
 
 
-def _words(code: CodeSpec, output: str) -> str:
+def _describe_failure(code: CodeSpec, output: str) -> str:
     lines = output.splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     causes = [line.strip() for line in lines if " depends on " in line or "requested (constraint)" in line]

@@ -42,10 +42,9 @@ class Position:
         self._seconds = dict.fromkeys(StepPart, 0.0)
         self._booked_mono = time.monotonic()
         self._booked_waited_s = 0.0
-        self._counter = 0
         self._data_s = 0.0
         self._watcher: Callable[[Phase], None] | None = None
-        self._set(0, Phase.IDLE, 0, "")
+        self._now = _Now(0, Phase.IDLE, 0, "", 0, 0.0, time.time(), time.monotonic())
 
     @property
     def phase(self) -> Phase:
@@ -69,7 +68,6 @@ class Position:
         if self._watcher is not None:
             self._watcher(phase)
         now = self._now
-        self._counter += 1
         self._set(now.generation, phase, now.step, "")
         self._book(now.phase)
         if self._on_phase is not None:
@@ -77,9 +75,7 @@ class Position:
 
     def reach(self, step: int) -> None:
         """Notes that `step` optimizer steps are completed."""
-        now = self._now
-        self._counter += 1
-        self._set(now.generation, now.phase, step, now.note)
+        self._set(self._now.generation, self._now.phase, step, self._now.note)
 
     def spent_on_data(self, seconds: float, *, in_phase: Phase = Phase.FORWARD) -> None:
         """All that this generation has spent on making batches; sent with the next change of the position.
@@ -95,9 +91,7 @@ class Position:
 
     def note(self, text: str) -> None:
         """Sets a note for people about the current phase; it counts as progress."""
-        now = self._now
-        self._counter += 1
-        self._set(now.generation, now.phase, now.step, text)
+        self._set(self._now.generation, self._now.phase, self._now.step, text)
 
     def progress(self) -> Progress:
         """Called from any thread."""
@@ -123,4 +117,5 @@ class Position:
 
     def _set(self, generation: int, phase: Phase, step: int, note: str) -> None:
         # Several times in each step: the document for the supervisor is made when it is asked for.
-        self._now = _Now(generation, phase, step, note, self._counter, self._data_s, time.time(), time.monotonic())
+        counter = self._now.counter + 1
+        self._now = _Now(generation, phase, step, note, counter, self._data_s, time.time(), time.monotonic())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from shoal_workers.contract.user_code import SecretSource
 
 MAX_SECRET_BYTES = 64 << 10
-_SHORTEST = 4
+_MIN_MASKED_CHARS = 4
 """Shorter values are not masked: they occur in ordinary text."""
 
 
@@ -29,20 +29,20 @@ class Mask:
     """Replaces the values of secrets in text. Empty until `add` is called."""
 
     _values: dict[str, str] = field(default_factory=dict)
-    """Value -> what is shown instead; the longest first, since one may contain another."""
+    """Value -> its replacement; the longest first, since one may contain another."""
 
     def add(self, secrets: Mapping[str, str]) -> None:
         values = dict(self._values)
         for name, value in secrets.items():
             for part in {value, *value.splitlines()}:  # a key of several lines is printed line by line
-                if len(part.strip()) >= _SHORTEST:
+                if len(part.strip()) >= _MIN_MASKED_CHARS:
                     values[part] = f"[secret {name}]"
         self._values = dict(sorted(values.items(), key=lambda item: -len(item[0])))
 
     def __call__(self, text: str) -> str:
-        for value, shown in self._values.items():
+        for value, replacement in self._values.items():
             if value in text:
-                text = text.replace(value, shown)
+                text = text.replace(value, replacement)
         return text
 
 

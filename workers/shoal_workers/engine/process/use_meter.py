@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from shoal_workers.contract.messages import StepPart, WorkerUse
 
@@ -25,13 +25,6 @@ _SHARES_EVERY_S = 120.0
 _MAX_GROWTH = 0.1
 """Share of a process's memory by which it may change before its shared pages are counted again."""
 _SHM = "/dev/shm"
-
-
-class Maps(Protocol):
-    @property
-    def mapped_bytes(self) -> int:
-        """Resident memory of this process that belongs to other processes."""
-        ...
 
 
 class _Counters(NamedTuple):
@@ -70,8 +63,8 @@ class UseMeter:
         """What the training thread has spent its time on so far; empty: not known."""
         self._parts_before: Mapping[StepPart, float] = {}
         self._stop = threading.Event()
-        self.maps: Maps | None = None
-        """Maps of other workers' memory, which is not counted as this worker's."""
+        self.mapped_bytes: Callable[[], int] = int
+        """Resident memory of this process that belongs to other workers, and is not counted as this one's."""
         self.latest: WorkerUse | None = None
 
     def start(self) -> None:
@@ -87,26 +80,20 @@ class UseMeter:
         self._before = now
         shm_bytes, shm_free_bytes = _space(_SHM)
         disk_bytes, disk_free_bytes = _space(self._disk)
-        gpu = _gpu() if self._has_gpu else _NO_GPU
         return WorkerUse(
             at=time.time(),
             cpu_cores=_rate(before, now, "cpu_s"),
-            resident_bytes=max(0, resident_bytes("self") - (self.maps.mapped_bytes if self.maps is not None else 0))
-            + self._shares.of(others, now.at_mono),
+            resident_bytes=max(0, resident_bytes("self") - self.mapped_bytes()) + self._shares.of(others, now.at_mono),
             shm_bytes=shm_bytes,
             shm_free_bytes=shm_free_bytes,
             disk_bytes=disk_bytes,
             disk_free_bytes=disk_free_bytes,
-            gpu_bytes=gpu.bytes,
-            gpu_free_bytes=gpu.free_bytes,
-            gpu_busy=gpu.busy,
-            gpu_celsius=gpu.celsius,
-            gpu_watts=gpu.watts,
             received_bytes_s=_rate(before, now, "received_bytes"),
             sent_bytes_s=_rate(before, now, "sent_bytes"),
             read_bytes_s=_rate(before, now, "read_bytes"),
             written_bytes_s=_rate(before, now, "written_bytes"),
             phases=self._phases(),
+            **(_gpu() if self._has_gpu else {}),
         )
 
     def _phases(self) -> dict[StepPart, float]:
@@ -172,32 +159,30 @@ def _space(path: str) -> tuple[int, int]:
     return 0, 0
 
 
+def _lines_of(path: str) -> list[str]:
+    """The lines of a file of the kernel; none if the process has ended, or the system is not Linux."""
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
 def resident_bytes(pid: int | str) -> int:
     """Bytes of a process that are in memory, shared pages included. 0: not known."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0  # no /proc: not Linux
+    fields = " ".join(_lines_of(f"/proc/{pid}/statm")).split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
 def _cpu_s(pid: int) -> float:
     """CPU time of another process and of its children that have ended; 0: it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return 0.0
+    fields = "\n".join(_lines_of(f"/proc/{pid}/stat")).rpartition(") ")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def share_of_memory(pid: int) -> int:
     """Bytes of another process; pages that several processes share count as a part for each. 0: not known."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    return 0
+    shares = (line.split()[1] for line in _lines_of(f"/proc/{pid}/smaps_rollup") if line.startswith("Pss:"))
+    return int(next(shares, 0)) << 10
 
 
 def _counters(others: Collection[int]) -> _Counters:
@@ -225,9 +210,8 @@ def _rate(before: _Counters | None, now: _Counters, name: str) -> float | None:
 def network_bytes(path: str = "/proc/self/net/dev") -> tuple[int | None, int | None]:
     """Bytes that all interfaces but the loopback have received and sent, as this process's network namespace counts
     them."""
-    try:
-        lines = Path(path).read_text().splitlines()[2:]
-    except OSError:
+    lines = _lines_of(path)[2:]
+    if not lines:
         return None, None
     rows = [(name.strip(), rest.split()) for name, _, rest in (line.partition(":") for line in lines)]
     rows = [row for row in rows if row[0] != "lo" and len(row[1]) >= 9]
@@ -236,40 +220,26 @@ def network_bytes(path: str = "/proc/self/net/dev") -> tuple[int | None, int | N
 
 def _disk_bytes(pid: int | str) -> tuple[int, int] | None:
     """Bytes that a process has made the disks read and write; None if it has ended, or the kernel does not tell."""
-    try:
-        fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        return int(fields["read_bytes"]), int(fields["write_bytes"])
-    except (OSError, KeyError, ValueError):
-        return None
+    fields = dict(line.split(": ") for line in _lines_of(f"/proc/{pid}/io"))
+    return (int(fields["read_bytes"]), int(fields["write_bytes"])) if "write_bytes" in fields else None
 
 
-class _Gpu(NamedTuple):
-    bytes: int
-    free_bytes: int
-    busy: float | None
-    celsius: float | None
-    watts: float | None
-
-
-_NO_GPU = _Gpu(0, 0, None, None, None)
-
-
-def _gpu() -> _Gpu:
-    """The current device, once the training thread has imported torch."""
+def _gpu() -> dict[str, Any]:
+    """The fields of `WorkerUse` of the current device, once the training thread has imported torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return _NO_GPU
+        return {}
     free, size = torch.cuda.mem_get_info()
     busy, celsius, milliwatts = map(
         _from_driver, (torch.cuda.utilization, torch.cuda.temperature, torch.cuda.power_draw)
     )
-    return _Gpu(
-        bytes=size,
-        free_bytes=free,
-        busy=None if busy is None else busy / 100,
-        celsius=celsius,
-        watts=None if milliwatts is None else milliwatts / 1000,
-    )
+    return {
+        "gpu_bytes": size,
+        "gpu_free_bytes": free,
+        "gpu_busy": None if busy is None else busy / 100,
+        "gpu_celsius": celsius,
+        "gpu_watts": None if milliwatts is None else milliwatts / 1000,
+    }
 
 
 def _from_driver(ask: Callable[[], float]) -> float | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import re
 import sys
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.profiles import ProfileFile
+from shoal_workers.contract.profiles import OF_AXIS, WAITING, Overlap, ProfileFile
 
 RAW, MARKS = "raw.json", "marks.json"
 _MAX_RAW_BYTES = 512 << 20
@@ -55,6 +56,7 @@ class Digest(Frozen):
     files: tuple[ProfileFile, ...]
     unseen_s: tuple[float, ...]
     """Seconds of unseen communication in each step, see `unseen_communication`."""
+    overlaps: tuple[Overlap, ...] = ()
     peak_bytes: int | None
     note: str
     """Why a file is missing."""
@@ -94,6 +96,7 @@ def digest(directory: Path) -> Digest:
     return Digest(
         files=tuple(files),
         unseen_s=tuple(unseen_communication(events, steps)),
+        overlaps=tuple(overlaps(events)),
         peak_bytes=memory[0].peak_bytes if memory else None,
         note="; ".join(notes),
     )
@@ -111,9 +114,14 @@ _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _WAITS = frozenset({"_c10d_functional::wait_tensor"})
 """Operations that wait for a collective in native code, where the engine's clock of waiting does not look."""
 _COLLECTIVE_KERNELS = ("nccl", "rccl")
+_GLOO = "gloo:"
+_OF_GLOO = {"recv": "receive"}
+"""gloo's names of collectives that have another one in `OF_AXIS`."""
+_ALL_RANKS = "all ranks"
 _CPU, _PHASE_LANE = 0, "shoal phases"
 Window = tuple[float, float]
 """Begin and end, in the microseconds of the trace."""
+_ALWAYS: Window = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,14 @@ class Found:
     waits: list[Window] = field(default_factory=list)
     collectives: list[Window] = field(default_factory=list)
     """Kernels of collectives."""
+    by_axis: dict[str, list[Window]] = field(default_factory=dict)
+    """The same by the description of their group."""
+    called: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    """On a CPU, by the name of the collective: begin and group of each call."""
+    ran: dict[str, list[Window]] = field(default_factory=dict)
+    """On a CPU, by the name of the collective: when gloo was at it."""
+    waited: list[Window] = field(default_factory=list)
+    """On a CPU: when the training thread waited for a collective."""
     kernels: list[Window] = field(default_factory=list)
     """All other kernels."""
     memory: dict[tuple[int, int], list[tuple[float, int, int]]] = field(default_factory=dict)
@@ -188,19 +204,51 @@ def read_events(events: Iterable[Mapping[str, Any]]) -> Found:
             if event.get("cat") == "kernel":
                 is_collective = any(word in name.lower() for word in _COLLECTIVE_KERNELS)
                 (trace.collectives if is_collective else trace.kernels).append(window)
+                if is_collective:
+                    trace.by_axis.setdefault(args.get("Process Group Description", ""), []).append(window)
+            elif name.startswith(OF_AXIS):
+                group, _, collective = name.removeprefix(OF_AXIS).partition(" ")
+                trace.called.setdefault(collective, []).append((window[0], group))
+            elif name == WAITING:
+                trace.waited.append(window)
+            elif name.startswith(_GLOO):
+                collective = name.removeprefix(_GLOO).replace("_", "-")
+                trace.ran.setdefault(_OF_GLOO.get(collective, collective), []).append(window)
             elif name in _WAITS:
                 trace.waits.append(window)
     return trace
 
 
+def overlaps(events: Found) -> list[Overlap]:
+    """Return, the longest first, each axis's seconds of collectives, and the share of them in which the rank computed:
+    on a GPU in another kernel, on a CPU while it did not wait.
+
+    gloo begins collectives of one name in the order of their calls, which have the name of the group. A reduce-scatter
+    of gloo is an all-reduce."""
+    by_axis = dict(events.by_axis)
+    for collective, windows in events.ran.items():
+        names = [collective] + ["reduce-scatter"] * (collective == "all-reduce")
+        calls = sorted(call for name in names for call in events.called.get(name, []))
+        for window, (_, group) in zip(sorted(windows), calls, strict=False):
+            by_axis.setdefault(group, []).append(window)
+    described = []
+    for group, windows in by_axis.items():
+        total_us = _length(_union(windows))
+        if group in events.by_axis:  # the host waits only to order the streams
+            hidden_us = total_us - _length_beyond(windows, events.kernels)
+        else:
+            hidden_us = _length_beyond(windows, events.waited) if events.waited else 0.0
+        axis = _ALL_RANKS if group in ("", "undefined", "default_pg") else group.removeprefix("mesh_")
+        if total_us:
+            described.append(Overlap(axis=axis, seconds=total_us / 1e6, hidden=hidden_us / total_us))
+    return sorted(described, key=lambda overlap: -overlap.seconds)
+
+
 def unseen_communication(events: Found, steps: Sequence[Window]) -> list[float]:
     """Seconds of exposed communication in each step that the engine's clock has not counted: on a GPU those in which
     only kernels of collectives run, elsewhere those of waits in native code."""
-    if events.collectives or events.kernels:
-        exposed = _without(_union(events.collectives), _union(events.kernels))
-    else:
-        exposed = _union(events.waits)
-    return [sum(_overlap(interval, step) for interval in exposed) / 1e6 for step in steps]
+    communicating = events.collectives if events.collectives or events.kernels else events.waits
+    return [_length_beyond(communicating, events.kernels, step) / 1e6 for step in steps]
 
 
 def memory_of(events: Found, began_us: float, *, max_points: int) -> list[Memory]:
@@ -240,26 +288,14 @@ def _union(windows: Iterable[Window]) -> list[Window]:
     return merged
 
 
-def _without(windows: Sequence[Window], others: Sequence[Window]) -> list[Window]:
-    """The parts of `windows` in which none of `others` is; both are unions."""
-    left: list[Window] = []
-    first = 0
-    for begin, end in windows:
-        while first < len(others) and others[first][1] <= begin:
-            first += 1
-        at, index = begin, first
-        while index < len(others) and others[index][0] < end:
-            if others[index][0] > at:
-                left.append((at, others[index][0]))
-            at = max(at, others[index][1])
-            index += 1
-        if at < end:
-            left.append((at, end))
-    return left
+def _length_beyond(windows: Sequence[Window], others: Sequence[Window], within: Window = _ALWAYS) -> float:
+    """How long one of `windows` is, and none of `others`."""
+    return max(0.0, _length(_union([*windows, *others]), within) - _length(_union(others), within))
 
 
-def _overlap(window: Window, other: Window) -> float:
-    return max(0.0, min(window[1], other[1]) - max(window[0], other[0]))
+def _length(windows: Iterable[Window], within: Window = _ALWAYS) -> float:
+    """`windows`: a union."""
+    return sum(max(0.0, min(end, within[1]) - max(begin, within[0])) for begin, end in windows)
 
 
 if __name__ == "__main__":

@@ -155,6 +155,7 @@ class Profiling:
                 times=times,
                 files=digest_found.files if digest_found is not None else (),
                 peak_bytes=digest_found.peak_bytes if digest_found is not None else None,
+                overlaps=digest_found.overlaps if digest_found is not None else (),
                 held_s=recording.held_s,
                 note="; ".join(text for text in notes if text)[:500],
             )

@@ -36,15 +36,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal_workers.engine.randomness import is_generator, set_generator, state_of_generator
 from shoal_workers.engine.task.code_owner import is_file_of_task
-from shoal_workers.engine.task.randomness import is_generator, set_generator, state_of_generator
 from shoal_workers.engine.task.reachable import ITERATORS, attributes_of, position_of, slots_of
 from shoal_workers.torch_internals import forward_hooks
 
 _MAX_ITEMS = 10_000
 """Longer containers are data."""
 _MAX_DEPTH = 5
-_FAR = 1_000_000
+_FAR = 999_999
+"""Larger than any threshold, and one less than a multiple of many numbers, so that `(i + 1) % 10 == 0` holds."""
+_NUM_GROWN = 1_000
+"""Items that are added to a list that grows."""
 _MAX_BYTES = 16 << 20
 """Larger tensors are data: only torch's count of their changes is compared."""
 _CONTAINERS = (list, tuple, dict, deque, set, OrderedDict, defaultdict, Counter)
@@ -53,12 +56,17 @@ _CACHE = type(functools.lru_cache(len))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))
 
+_DATA_SET = "the data set"
+"""Name of this owner."""
+_COUNTERS = (bool, int, float, itertools.count)
+
 Place = tuple[str, str]
 """Name of an owner, and of its attribute."""
 
 
-def owners_in_task(task: object) -> dict[str, object]:
-    """What may carry state beside the model, by what people call it."""
+def owners_in_task(task: object, data: object = None) -> dict[str, object]:
+    """What may carry state beside the model, by what people call it. `data`: the data set, of which only counters are
+    looked at."""
     if has_no_state(task):
         return {}
     modules = {name: module for name, module in list(sys.modules.items()) if is_file_of_task(module)}
@@ -69,7 +77,9 @@ def owners_in_task(task: object) -> dict[str, object]:
         if isinstance(kind, type) and kind.__module__ == name
     }
     named = {f"the module {name}": module for name, module in modules.items()}
-    return {"the task": task, **classes, f"the class {type(task).__name__}": type(task), **named}
+    is_of_engine = data is None or type(data).__module__.startswith("shoal_workers.")
+    data_owner = {} if is_of_engine else {_DATA_SET: data}
+    return {"the task": task, **data_owner, **classes, f"the class {type(task).__name__}": type(task), **named}
 
 
 def owners_in_model(parts: Collection[nn.Module]) -> dict[str, object]:
@@ -131,7 +141,8 @@ def carry(values: Mapping[Place, Content], owners: Mapping[str, object]) -> None
 
 def far(values: Mapping[Place, Content], later: Mapping[Place, Content]) -> dict[Place, Content]:
     """Returns what has numbers, with others in their place, which any condition would tell from these. In a container
-    only those that have changed again until `later`: the others are remembered. Both are of `changed`."""
+    or a tensor only those that have changed again until `later`: the others are remembered. A list that has grown
+    again is longer. Both are of `changed`."""
     others = {
         place: _far(content, None if isinstance(content.value, _PLAIN) else later.get(place, content))
         for place, content in values.items()
@@ -147,11 +158,26 @@ def _far(content: Content, later: Content | None) -> Content | None:
         return None if is_kept else Content(not value if isinstance(value, bool) else type(value)(_FAR), None)
     if isinstance(value, itertools.count):
         return Content(value, (_FAR, *inside[1:])) if later is not None and later.inside != inside else None
+    if isinstance(inside, (Tensor, np.ndarray)):
+        if later is None or later.is_same(inside) or getattr(later.inside, "shape", None) != inside.shape:
+            return None  # of another shape: it is made anew when it is needed
+        return Content(value, _far_elements(inside))
     if not isinstance(inside, dict) or later is None or not isinstance(later.inside, dict):
         return None
     both = inside.keys() & later.inside.keys() if not isinstance(value, (nn.Module, _CACHE)) else set()
     others = {key: other for key in both if (other := _far(inside[key], later.inside[key])) is not None}
+    if isinstance(value, (list, deque)) and 0 < len(inside) < len(later.inside):
+        others |= {len(inside) + number: inside[number % len(inside)] for number in range(_NUM_GROWN)}
     return Content(value, inside | others) if others else None
+
+
+def _far_elements(values: Any) -> Any:
+    """Others of the same type and shape, of a tensor or an array."""
+    if isinstance(values, np.ndarray):
+        return values if values.dtype.kind not in "biuf" else ~values if values.dtype.kind == "b" else values + 1
+    if values.dtype is torch.bool:
+        return ~values
+    return torch.full_like(values, _FAR) if values.numel() == 1 and values.itemsize > 2 else values + 1
 
 
 def _unknown_in(content: Content) -> bool | None:
@@ -353,6 +379,8 @@ def _values(owners: Mapping[str, object]) -> Iterator[tuple[Place, Any]]:
         is_module = isinstance(owner, nn.Module)
         for key, value in attributes_of(owner).items():
             is_own = not key.startswith("__") and not (is_module and key in _OF_MODULES)
+            if name == _DATA_SET and not isinstance(value, _COUNTERS):
+                continue  # what it has read, or remembers, which may be large
             if is_own and not isinstance(value, (type, ModuleType, property, staticmethod, classmethod)):
                 yield (name, key), value
 

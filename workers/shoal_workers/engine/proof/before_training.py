@@ -55,8 +55,7 @@ def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
         message = f"the layout {generation.layout.describe()} was not proven: {proof.words}"
         if demand is ProofDemand.REQUIRED:
             raise LayoutRefused(proof.model_copy(update={"words": message}))
-        if generation.rank == 0:
-            generation.outbox.log_text(f"{message}. It is used because the spec fixes it.")
+        generation.say(f"{message}. It is used because the spec fixes it.")
     return proof
 
 

@@ -84,7 +84,7 @@ def spec_of_proof(spec: JobSpec, layout: Layout, *, is_cut: bool = True, is_mixe
             "health": HealthSpec(non_finite=NonFinitePolicy.SKIP, checksum_every_steps=None),
             "precision": _of_proof(spec.precision) if is_mixed else Precision.FP32,
             "module_precision": {k: _of_proof(one) for k, one in spec.module_precision.items()} if is_mixed else {},
-            "reduce_precision": _of_proof(spec.reduce_precision) if is_mixed else Precision.FP32,
+            "reduce_precision": _of_proof(spec.sum_precision) if is_mixed else Precision.FP32,
             "compile": False,
         }
     )
@@ -92,7 +92,7 @@ def spec_of_proof(spec: JobSpec, layout: Layout, *, is_cut: bool = True, is_mixe
 
 def computes_in(spec: JobSpec) -> frozenset[Precision]:
     """The types in which a task computes or adds up gradients."""
-    return frozenset({spec.precision, spec.reduce_precision, *spec.module_precision.values()})
+    return frozenset({spec.precision, spec.sum_precision, *spec.module_precision.values()})
 
 
 def _of_proof(precision: Precision) -> Precision:

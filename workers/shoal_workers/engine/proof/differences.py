@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.model.initial_weights import box_of
 from shoal_workers.engine.parallel.assembly import Assembly
@@ -88,7 +88,7 @@ def differences(
         sums[numbers[name], 0] += share * delta * delta
         if whole is not None and part is not None and id(parameter) not in copies:
             sums[numbers[name], 1] += share * part.numel() / max(whole.numel(), 1)
-    dist.all_reduce(sums)
+    all_ranks().all_reduce(sums)
     deltas, parts = sums.sqrt()[:, 0].tolist(), sums[:, 1].tolist()
     relative_differences = {}
     for name, delta in zip(names, deltas, strict=True):
@@ -129,17 +129,12 @@ class Outputs:
     @contextmanager
     def recorded(self, *models: nn.Module) -> Iterator[None]:
         """Records the outputs of the modules while the models run."""
-        handles = [
-            module.register_forward_hook(self._hook(name))
-            for model in models
-            for name, module in model.named_modules()
-            if name and not isinstance(module, Elsewhere)  # another stage computes it
-        ]
-        try:
+        modules = (named for model in models for named in model.named_modules())
+        with ExitStack() as hooks:
+            for name, module in modules:
+                if name and not isinstance(module, Elsewhere):  # another stage computes it
+                    hooks.enter_context(module.register_forward_hook(self._hook(name)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -178,10 +173,9 @@ def difference_of(whole: Tensor, split: Tensor, meshes: Meshes) -> float | None:
     """Relative, of the part that this rank has; None if it is not known which part that is."""
     local_part = local_tensor(split)
     if isinstance(split, DTensor):
-        box = box_of(split)
-        if box is None or tuple(split.shape) != tuple(whole.shape):
+        slices = slices_of(split)
+        if slices is None or tuple(split.shape) != tuple(whole.shape):
             return None
-        slices = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
         parts = [whole[slices]]
     else:
         parts = list(_parts(whole, tuple(local_part.shape), meshes))

@@ -4,8 +4,8 @@ it. It uses none of the passes, axes and updates that train.
     for each micro-batch      random numbers by its number; buffers as the step found them; forward and backward pass
     after the last            the gradients are divided by what counts, clipped, and the optimizer steps
 
-A buffer gets the mean of what the micro-batches have changed, and the statistics of BatchNorm, which do not reach a
-training output, run through: the rule of `step/buffer_rule.py` in its shortest form. Called by `prove`.
+A buffer gets what the rule of `step/buffer_rule.py` makes of the changes of all micro-batches; the statistics of
+BatchNorm, which do not reach a training output, run through. Called by `prove`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import take_attributes
 from shoal_workers.engine.parallel.precision import apply_precisions
 from shoal_workers.engine.parallel.sharding import compute_dtype
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.step.batches import Batches
-from shoal_workers.engine.step.buffer_rule import folds
+from shoal_workers.engine.step.buffer_rule import Buffer, find_buffers, folds_statistics
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.task_state import TaskState, attach_task_state
 from shoal_workers.engine.step.update import build_update
-from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Returned
-from shoal_workers.tasks.feed_forward import Router, forget_load, move_biases, share_of_step
+from shoal_workers.tasks.feed_forward import Router, forget_load, move_biases, set_share_of_step
 from shoal_workers.torch_internals import gradient_hooks, tree_map
 
 
@@ -131,7 +131,7 @@ class PlainLoop:
         }
         return PlainStep(numbers, gradients, tensors, norms, scales)
 
-    def forward_only(self, step: int, index: int) -> None:
+    def run_forward(self, step: int, index: int) -> None:
         with self._cast.in_use():
             self._forward(step, index)
 
@@ -150,14 +150,14 @@ class PlainLoop:
         num = spec.batch.num_micro_batches
         if spec.batch.sync is BatchSync.GLOBAL:  # all of them are one pass
             batch = self._batches.training_pass(spec, step, range(num))
-            share_of_step(model, 1.0)
+            set_share_of_step(model, 1.0)
             with buffers.forward(1.0, self._state):
                 returned = task.evaluate_step(model, batch, step)
             yield returned, 1.0 if returned.weight is None else 1 / num
             return
         embeddings: list[tuple[Tensor, ...]] = []
         for index in range(num):
-            share_of_step(model, 1 / num)
+            set_share_of_step(model, 1 / num)
             with buffers.forward(1 / num, self._state):
                 output = self._forward(step, index)
             if not task.has_batch_loss:
@@ -247,59 +247,42 @@ def norm(tensor: Tensor | None) -> float:
 
 
 class _Buffers:
-    """The buffers of a model in one step."""
+    """The buffers of a model in one step. Those of norms are left to run through."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places: dict[int, list[tuple[nn.Module, str]]] = {}
-        self._before: dict[int, Tensor] = {}
-        for module in model.modules():
-            for key, buffer in module._buffers.items():
-                if buffer is not None and not isinstance(module, Router) and not folds(module):
-                    self._before[id(buffer)] = buffer
-                    self._places.setdefault(id(buffer), []).append((module, key))
-        self._changes: dict[int, Tensor] = {}
+        self._buffers, _ = find_buffers(
+            [("", model)],
+            lambda _, name, tensor: Buffer(name, tensor),
+            lambda module, *_: not isinstance(module, Router) and not folds_statistics(module),
+            lambda _: False,
+        )
 
     @contextmanager
     def forward(self, weight: float, state: TaskState | None) -> Iterator[None]:
         """Surrounds a forward pass, which begins with the buffers of the step."""
-        self._lend()
+        self._install_copies()
         if state is not None:
             state.load()
         yield
         if state is not None:
             state.store()
-        self._take(weight)
-        self._lend()  # a backward pass that computes activations again finds them as the forward pass did
+        self._collect_changes(weight)
+        self._install_copies()  # a backward pass that computes activations again finds them as the forward pass did
 
-    def _lend(self) -> None:
-        for number, places in self._places.items():
-            copy = self._before[number].clone()
-            for module, key in places:
-                module._buffers[key] = copy
+    def _install_copies(self) -> None:
+        for buffer in self._buffers:
+            buffer.install(buffer.original.clone())
 
     @torch.no_grad()
-    def _take(self, weight: float) -> None:
-        for number, places in self._places.items():
-            before = self._before[number]
-            for module, key in places:
-                now = module._buffers.get(key)
-                if now is not None and now.shape == before.shape:
-                    self._add(number, now.detach(), before, weight)
-                    break
-
-    def _add(self, number: int, now: Tensor, before: Tensor, weight: float) -> None:
-        if before.is_floating_point() or before.is_complex():
-            wide = torch.complex128 if before.is_complex() else torch.float64
-            change = (now.to(wide) - before.to(wide)) * weight
-        else:
-            change = now.to(torch.int64) - before.to(torch.int64)
-        self._changes[number] = self._changes[number] + change if number in self._changes else change
+    def _collect_changes(self, weight: float) -> None:
+        for buffer in self._buffers:
+            now = buffer.current
+            if now is not None and now.shape == buffer.original.shape:
+                buffer.add(now.detach(), weight, None)
 
     @torch.no_grad()
     def apply(self) -> None:
-        for number, places in self._places.items():
-            before, change = self._before[number], self._changes.get(number)
-            for module, key in places:
-                module._buffers[key] = before
-            if change is not None:
-                before.copy_(before ^ (change != 0) if before.dtype is torch.bool else before + change)
+        for buffer in self._buffers:
+            buffer.install(buffer.original)
+            if buffer.total is not None:
+                buffer.original.copy_(buffer.compute_value(buffer.total))

@@ -32,14 +32,13 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.generation_ends import Fenced, LayoutRefused, TaskFailed
-from shoal_workers.engine.group.agreement import gather_values
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.model.build import choose_kernels
 from shoal_workers.engine.parallel.names import fits
@@ -65,11 +64,11 @@ from shoal_workers.engine.proof.copies import (
 from shoal_workers.engine.proof.differences import Differing, Outputs, first_differing, real, relative
 from shoal_workers.engine.proof.plain_loop import PlainLoop, PlainStep, rounding
 from shoal_workers.engine.proof.split_side import FINITE, Saved, SplitSide, SplitStep
+from shoal_workers.engine.randomness import generator_states, set_generator_states
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.first_look import describe_changed, is_same
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.code_owner import line_of_attribute
-from shoal_workers.engine.task.randomness import generator_states, set_generator_states
 
 T = TypeVar("T")
 
@@ -157,7 +156,7 @@ class _Proof:
         self._whole_steps: list[PlainStep] = []
         self._in_fp32: list[PlainStep] = []
         """The whole side in fp32, while the sides compute in the types of the job."""
-        self._owners = owners_in_task(generation.task.instance)
+        self._owners = owners_in_task(generation.task.instance, generation.task.train_data)
         self.attributes = Attributes(self._owners)
 
     def answer(self) -> LayoutProof:
@@ -276,7 +275,7 @@ class _Proof:
         if self._layout.world_size == 1:
             return steps
         box: list[Any] = [[(step.numbers, step.norms, step.scales, *map(_shapes, step.whole)) for step in steps]]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        all_ranks().broadcast_objects(box, self.device)
         if not steps:
             for numbers, norms, scales, gradients, tensors in box[0]:
                 steps.append(PlainStep(numbers, self._empty(gradients), self._empty(tensors), norms, scales))
@@ -286,7 +285,7 @@ class _Proof:
                 by_dtype.setdefault(tensor.dtype, []).append(tensor)
         for tensors in by_dtype.values():
             flat = torch.cat([real(tensor).reshape(-1) for tensor in tensors])
-            dist.broadcast(flat, src=0)
+            all_ranks().broadcast(flat)
             if self.generation.rank:
                 sizes = [real(tensor).numel() for tensor in tensors]
                 for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
@@ -319,9 +318,9 @@ class _Proof:
             values = {place: value for place, value in carried.items() if place != without}
             return self._all(self._restored(saved, values, whole).is_same(expected))
 
-        places = sorted({place for own in gather_values(list(carried)) for place in own})
+        places = sorted({place for own in all_ranks().gather_values(list(carried)) for place in own})
         if not places or not goes_on(None):
-            unknown = sorted({place for own in gather_values(unknown) for place in own})
+            unknown = sorted({place for own in all_ranks().gather_values(unknown) for place in own})
             return self._names(unknown, _MAY_CHANGE) if unknown else self._answer(ProofOutcome.UNPROVEN, _UNKNOWN)
         return self._names([place for place in places[: 2 * _MAX_NAMES] if not goes_on(place)] or places)
 
@@ -330,7 +329,7 @@ class _Proof:
     ) -> list[Place]:
         """Numbers that a condition reads: the restored run has the same results with the values of now, and other ones
         with `others`, which are far away."""
-        places = sorted({place for own in gather_values(list(others)) for place in own})[: 2 * _MAX_NAMES]
+        places = sorted({place for own in all_ranks().gather_values(list(others)) for place in own})[: 2 * _MAX_NAMES]
 
         def depends(changed: Sequence[Place]) -> bool:
             try:
@@ -402,12 +401,12 @@ class _Proof:
             model = self.copy()
             loop = PlainLoop(generation, model, Batches(generation.task, generation.task.train_data, self.device))
             with expected.recorded(model):
-                loop.forward_only(0, generation.own_micro_batches()[0].index)
+                loop.run_forward(0, generation.own_micro_batches()[0].index)
         self.attributes.set_back()
         side = self._side()
         with actual.recorded(*side.runtime.assembly.parts):
             side.gradients.run(0)
-        everyone = gather_values(first_differing(expected, actual, generation.meshes, self.tolerance))
+        everyone = all_ranks().gather_values(first_differing(expected, actual, generation.meshes, self.tolerance))
         return min(
             (difference for difference in everyone if difference is not None),
             key=lambda difference: difference.number,
@@ -415,7 +414,7 @@ class _Proof:
         )
 
     def _all(self, flag: bool) -> bool:
-        return all(gather_values(flag))
+        return all(all_ranks().gather_values(flag))
 
     def _tried(self, call: Callable[[], T]) -> T:
         """What a model that is split by a plan cannot compute is the layout's fault: the whole one can."""

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.checks.legality import may_write_parameters
-from shoal_workers.engine.group.agreement import gather_values
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.model.build import runtime_of, shape_of, split_model
 from shoal_workers.engine.parallel.assemble import make_plain
 from shoal_workers.engine.parallel.assembly import Assembly
@@ -167,7 +167,7 @@ class SplitSide:
                     difference = relative_norm(value, buffer)
                     if not difference <= self._tolerance:
                         own[name] = difference
-        return {name: value for differing in gather_values(own) for name, value in differing.items()}
+        return {name: value for differing in all_ranks().gather_values(own) for name, value in differing.items()}
 
 
 class _ComparedGradients(GradientPass):

@@ -96,7 +96,7 @@ def restore(
         DamagedCheckpoint, StateMismatch, OSError: as the checkpoint's reader.
     """
     assignment = membership.assignment
-    is_own = not _is_of_another_job(assignment, origin)
+    is_own = origin is None or assignment.restore_snapshot is not None or assignment.restore_from != origin.url
     tensors = state.tensors_to_restore(assignment.restore_snapshot)
     optional = {name: owner for name, owner in may_be_absent(state.update).items() if name in tensors}
     loaded = read_source(membership, tensors, store, optional=optional)
@@ -106,9 +106,9 @@ def restore(
         num_bytes += read_source(membership, {name: state.tensors()[name] for name in grown}, store).num_bytes
     state.update.drop_state(loaded.absent)
     extra = {**loaded.extra, "optimizer_values": _plain_values(loaded)}
-    step, note = apply_extra(extra, state.update, is_own=is_own)
-    if note and membership.rank == 0:
-        membership.outbox.log_text(note)
+    step, note = apply_extra(extra, state.update)
+    if note:
+        membership.say(note)
     state.update.fill_tied_copies()  # a tied weight is saved once, under its first name
     state.settle()
     changed = change_since(extra.get("data"), content_hash)
@@ -153,11 +153,6 @@ def _plain_values(loaded: LoadResult) -> dict[str, object]:
     for extra in (*loaded.other_extras, loaded.extra):
         values |= extra.get("optimizer_values", {})
     return values
-
-
-def _is_of_another_job(assignment: Assignment, origin: ContinueFrom | None) -> bool:
-    """Return whether the state is that of the job which this one goes on from."""
-    return origin is not None and assignment.restore_snapshot is None and assignment.restore_from == origin.url
 
 
 def _noted(membership: Membership) -> Callable[[int], None]:

@@ -64,12 +64,18 @@ class _Save:
         )
 
 
+def is_save_time(assignment: Assignment, every_s: float | None, saved_mono: float) -> bool:
+    """Return whether a checkpoint is due by the clock. Rank 0's decides for all ranks."""
+    return every_s is not None and assignment.rank == 0 and time.monotonic() - saved_mono >= every_s
+
+
 class Saver:
     """One per worker; keeps the writer's warm staging buffers over all generations."""
 
     def __init__(self, checkpoint_root: str, outbox: Outbox, *, stall_s: float, note: Callable[[str], None]) -> None:
         """`stall_s`: `timeouts.save_s`. `note`: called on the training thread, with the progress that it waits for."""
-        self._root = checkpoint_root.rstrip("/")
+        self.root = checkpoint_root.rstrip("/")
+        """URL of the job's directory."""
         self._outbox = outbox
         self._stall_s = stall_s
         self._note = note
@@ -84,7 +90,7 @@ class Saver:
 
     def owns(self, url: str | None) -> bool:
         """Return whether a checkpoint is one of this job, and not of the one that it goes on from."""
-        return url is not None and url.rstrip("/").rpartition("/")[0] == self._root
+        return url is not None and url.rstrip("/").rpartition("/")[0] == self.root
 
     def save(
         self,
@@ -97,7 +103,7 @@ class Saver:
         """Stage this rank's part. When this returns, the live tensors may change again."""
         self._wait_until_idle(check)
         name = CheckpointName(step, assignment.attempt, assignment.generation)
-        save = _Save(name, assignment.rank, f"{self._root}/{name}", advanced_mono=time.monotonic())
+        save = _Save(name, assignment.rank, f"{self.root}/{name}", advanced_mono=time.monotonic())
         with self._changed:
             self._in_flight, stalled = save, self._stalled
         if stalled is not None:

@@ -86,7 +86,7 @@ class Snapshots:
     def arrived_step(self) -> float:
         """Returns what the ballot needs, once `take_costs` was called; see vote.Ballot."""
         whole, store = self._copies.whole_step, self._store
-        holds_whole = whole is None or store is None or store.holds(self._assignment.generation, whole)
+        holds_whole = whole is None or store is None or store.own.holds(self._assignment.generation, whole)
         return self._copies.arrived_step(holds_whole=holds_whole)
 
     def move_before_restore(self) -> None:
@@ -109,7 +109,7 @@ class Snapshots:
         """Right before the first step: the CPU time until now is not part of a step."""
         if self._store is not None:
             # It is a send of an earlier generation, and would be neither a copy nor a cost of this one.
-            self._store.break_off_send()
+            self._store.sender.break_off()
         self._busy_since_s = time.process_time()
 
     def take_costs(self) -> tuple[float, float]:
@@ -119,7 +119,7 @@ class Snapshots:
             Seconds for which a snapshot kept the training thread busy, and CPU seconds of one that reached the buddy;
             0: there was none.
         """
-        cost = self._store.take_send_cost() if self._store is not None else None
+        cost = self._store.sender.take_cost() if self._store is not None else None
         copy_s, self._copy_s = self._copy_s, 0.0
         return copy_s, self._copies.sent(cost)
 
@@ -134,7 +134,7 @@ class Snapshots:
             saves=saves,
             snapshots=copies,
             replicates=copies and self._pace.sends.is_due(step),
-            is_sending=self._store is not None and self._store.is_sending,
+            is_sending=self._store is not None and self._store.sender.is_busy,
             lacks_memory=self._lacks_memory,
         )
 
@@ -212,7 +212,7 @@ class Snapshots:
         if self._num_since_freed == 0:
             store.drop_older(self._assignment.generation)
         elif self._num_since_freed == 1:
-            store.map_peers()
+            store.peer_maps.map_ahead()
 
     def _replicate(self, store: SnapshotStore, step: int) -> None:
         """A whole copy for the buddy."""

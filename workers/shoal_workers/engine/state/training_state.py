@@ -90,7 +90,7 @@ class PlainValues:
         return b"{}"
 
 
-class Extra(PlainValues):
+class NonTensorState(PlainValues):
     """The part of one generation's state that is not a tensor, as JSON values. Training thread only."""
 
     def __init__(self, update: Update, seed: int, content_hash: str, recent: Recent, scaling: Scaling) -> None:
@@ -135,14 +135,12 @@ class Extra(PlainValues):
         return extra if scale is None else {**extra, "loss_scale": scale}
 
 
-def apply_extra(extra: dict[str, Any], update: Update, *, is_own: bool = True) -> tuple[int, str]:
+def apply_extra(extra: dict[str, Any], update: Update) -> tuple[int, str]:
     """Restore the plain values after the tensors have been read. Returns the step, and what people should know of the
-    optimizer's settings. `is_own`: the state is of this job, not of the one that it goes on from."""
+    optimizer's settings."""
     update.restore_plain_values(extra.get("optimizer_values", {}))
     update.restore_attributes(extra.get("optimizer_attributes", {}))
-    if "changed_settings" in extra or not is_own:
-        return int(extra["step"]), update.restore_settings(extra.get("changed_settings", [{}] * update.num_groups))
-    return int(extra["step"]), update.restore_old_settings(extra.get("param_groups", ()))
+    return int(extra["step"]), update.restore_settings(extra["changed_settings"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,25 +197,22 @@ class Recent:
 
     def __init__(self) -> None:
         self._new: deque[StepReport] = deque(maxlen=_NUM_KEPT)
-        self._encoded: deque[tuple[dict[str, Any], str]] = deque(maxlen=_NUM_KEPT)
+        self._texts: deque[str] = deque(maxlen=_NUM_KEPT)
 
     def add(self, report: StepReport) -> None:
         self._new.append(report)
 
     def values(self) -> list[dict[str, Any]]:
-        return [values for values, _ in self._all()]
+        values: list[dict[str, Any]] = json.loads(self.encoded())
+        return values
 
     def encoded(self) -> str:
         """The values as JSON."""
-        return f"[{', '.join(text for _, text in self._all())}]"
-
-    def _all(self) -> deque[tuple[dict[str, Any], str]]:
         while self._new:
-            values = _values(self._new.popleft())
-            self._encoded.append((values, json.dumps(values, allow_nan=False)))
-        while sum(len(text) for _, text in self._encoded) > _MAX_CHARS:
-            self._encoded.popleft()
-        return self._encoded
+            self._texts.append(json.dumps(_values(self._new.popleft()), allow_nan=False))
+        while sum(map(len, self._texts)) > _MAX_CHARS:
+            self._texts.popleft()
+        return f"[{', '.join(self._texts)}]"
 
     @staticmethod
     def parse(values: Iterable[dict[str, Any]]) -> tuple[StepReport, ...]:

@@ -12,52 +12,36 @@ averages in place of the weights (`averaged_weights`), and so does an export. Bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from shoal_workers.contract.optimizers import EMA
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.step.equal_optimizers import class_of, rebuild
+from shoal_workers.engine.step.added_state import AddedState
 from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memory
 
 
-class Averaging(Optimizer):
-    """Another optimizer, and an average of what it updates. Both have the same groups and the same state.
+class Averaging(AddedState):
+    """Another optimizer, and an average of what it updates.
 
     Args:
         averages: "module:Class" of the other optimizer, which gets the settings.
     """
 
     def __init__(self, params: Iterable[Any], *, averages: str, ema_decay: float, **settings: Any) -> None:
-        self.inner = rebuild(class_of(averages), list(params), settings)
-        super().__init__(self.inner.param_groups, {**self.inner.defaults, "averages": averages, "ema_decay": ema_decay})
-        for group in self.param_groups:  # these are settings of this optimizer, and no group has others
-            del group["averages"], group["ema_decay"]
-        self.state.update(self.inner.state)
-        self.inner.param_groups, self.inner.state = self.param_groups, self.state
+        super().__init__(params, averages, settings, averages=averages, ema_decay=ema_decay)
         self._decay = ema_decay
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        updated = [
-            parameter for group in self.param_groups for parameter in group["params"] if parameter.grad is not None
-        ]
-        # Out of the state meanwhile: some optimizers take an empty state for a sign of the first update.
-        averages: list[Tensor] = []
-        for parameter in updated:
-            average = self.state[parameter].pop(EMA, None) if parameter in self.state else None
-            averages.append(parameter.detach().clone() if average is None else average)
-        self.inner.step()
-        for parameter, average in zip(updated, averages, strict=True):
-            average.lerp_(parameter, 1 - self._decay)
-            self.state[parameter][EMA] = average
+    def begin(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {EMA: parameter.detach().clone()}
+
+    def follow(self, parameter: Tensor, added: dict[str, Tensor]) -> None:
+        added[EMA].lerp_(parameter, 1 - self._decay)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.engine.process.data_processes import CONTEXT
-from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
+from shoal_workers.engine.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.task import LoadedTask
 
 _CHECK_S = 0.25
@@ -85,7 +85,7 @@ class BatchReaders:
 
     def __init__(self, task: LoadedTask, num_workers: int, prefetch_factor: int, remark: Callable[[str], None]) -> None:
         """Forks them. `remark` is called with sentences for the job's log."""
-        self._remark = remark
+        self.remark = remark
         self._most_ahead = num_workers * prefetch_factor
         self._numbers = itertools.count()
         self._streams: dict[int, Stream] = {}
@@ -151,9 +151,6 @@ class BatchReaders:
             reader.asked.popleft()
             self._hand(read)
 
-    def note(self, text: str) -> None:
-        self._remark(text)
-
     def _hand(self, read: _Read) -> None:
         if stream := self._streams.get(read.stream):
             stream.arrived[read.number] = read
@@ -165,7 +162,7 @@ class BatchReaders:
         code = reader.process.exitcode
         reader.process.kill()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-        self._remark(
+        self.remark(
             f"a process that reads data ahead (batch.num_workers) has ended with {how}"
             f"{f' ({error})' if error is not None and str(error) else ''}. "
             + (
@@ -261,7 +258,7 @@ class Stream:
     def _note(self, failed: str) -> None:
         if failed != _LOST and not self._noted:
             self._noted = True
-            self._readers.note(
+            self._readers.remark(
                 f"a process that reads data ahead (batch.num_workers) could not read a micro-batch: {failed}. The "
                 "training thread reads it instead. What the samples and collate need must be there before build_model "
                 "is called."

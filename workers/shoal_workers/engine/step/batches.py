@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,11 @@ import torch
 from shoal_workers.contract.batch_partition import randomness_seed, sample_positions
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.device_copies import BatchCopies
+from shoal_workers.engine.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.step.batch_readers import Key, Request, Stream
 from shoal_workers.engine.step.first_look import look
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.task import Dataset, LoadedTask
 
 
@@ -52,19 +53,15 @@ class Batches:
 
     def training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:
         """The samples of a micro-batch of a step: the same for every world size."""
-        start = time.perf_counter()
-        try:
+        with self._timed():
             read = self._ahead.get((step, micro_batch)) if self._ahead is not None else None
             batch = read[0] if read is not None else self._read_training(spec, step, micro_batch)
             self._look(batch, spec, step, micro_batch, lambda: self._read_training(spec, step, micro_batch))
             return self._copies.copy(batch)
-        finally:
-            self.spent_s += time.perf_counter() - start
 
     def training_pass(self, spec: JobSpec, step: int, micro_batches: Sequence[int]) -> Any:
         """The samples of several micro-batches of a step as one batch, read on the training thread. Each sample is read
         with the random numbers of its own micro-batch; `collate` gets those of the first."""
-        start = time.perf_counter()
 
         def read() -> Any:
             samples: list[Any] = []
@@ -74,19 +71,22 @@ class Batches:
             seed_everything(randomness_seed(spec.seed, step, micro_batches[0]))
             return self._task.collate(samples)
 
-        try:
+        with self._timed():
             batch = read()
             self._look(batch, spec, step, micro_batches[0], read)
             return self._copies.copy(batch)
-        finally:
-            self.spent_s += time.perf_counter() - start
 
     def of(self, first: int, indices: Sequence[int]) -> Any:
         """The samples of these indices, of a validation in which they begin at the position `first`."""
-        start = time.perf_counter()
-        try:
+        with self._timed():
             read = self._ahead.get((0, first)) if self._ahead is not None else None
             return self._copies.copy(read[0] if read is not None else self._read(indices))
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
         finally:
             self.spent_s += time.perf_counter() - start
 
@@ -140,6 +140,8 @@ def training_batches(generation: Generation) -> Batches:
 
 def _indices(task: LoadedTask, data: Dataset, spec: JobSpec, step: int, micro_batch: int) -> list[int]:
     batch = step if task.alternation is None else task.alternation.batch(step)
+    if spec.islands is not None:
+        batch = batch * spec.islands.num + (spec.islands.index or 0)
     positions = sample_positions(
         batch, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
     )

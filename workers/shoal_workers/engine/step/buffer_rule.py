@@ -10,9 +10,9 @@ loops. Hides how the changes of micro-batches on several ranks become one value.
                         turn B into V; the cumulative average of n0 calls:
                         r = (n0 B + sum of ((n0 + k) V - n0 B)) / (n0 + all k)
 
-A rank adds the changes of its own micro-batches in their order (`add`); the shares of all ranks (`share`) are summed by
-the caller; `after` is B'. Nothing here communicates or waits for a device. When which values are in the modules is
-hidden in `StepBuffers` (tasks) and `LoopBuffers` (loops), which alone call this.
+A rank adds the changes of its own micro-batches in their order (`add`); the caller sums the shares of all ranks
+(`compute_share`); `compute_value` returns B'. Nothing here communicates or waits for a device. When which values are
+in the modules is hidden in `StepBuffers` (tasks), `LoopBuffers` (loops) and the plain loop of a proof, which call this.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Norm:
     def num_before(self) -> Tensor | float:
         return 0.0 if self.counter is None else self.counter.before.double()
 
-    def count(self) -> Tensor:
+    def count_calls(self) -> Tensor:
         """Counts its calls in the micro-batch that ends, by its counter if it has one: an int64 scalar."""
-        if self.counter is not None and (now := self.counter.now) is not None:
+        if self.counter is not None and (now := self.counter.current) is not None:
             calls = now - self.counter.before
         else:
-            pairs = [(now, one.before) for one in self.buffers if (now := one.now) is not None]
+            pairs = [(now, buffer.before) for buffer in self.buffers if (now := buffer.current) is not None]
             differs = [unequal(now, before) for now, before in pairs if now.shape == before.shape]
-            zero = self.buffers[0].home.new_zeros((), dtype=torch.int64)
+            zero = self.buffers[0].original.new_zeros((), dtype=torch.int64)
             calls = torch.stack(differs).any().to(torch.int64) if differs else zero
         self.num_calls = calls if self.num_calls is None else self.num_calls + calls
         return calls
@@ -70,53 +70,53 @@ class Norm:
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """One buffer, which may have several places."""
+    """One buffer, which may be attached to several modules."""
 
     name: str
-    home: Tensor
-    """The buffer itself; between steps it is in all places."""
-    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+    original: Tensor
+    """The buffer itself; between steps it is in all modules."""
+    attach_points: list[tuple[nn.Module, str]] = field(default_factory=list)
     parts: set[int] = field(default_factory=set)
     """Numbers of the models that have it."""
     norm: Norm | None = None
-    is_kept: bool = False
+    is_saved: bool = False
     """Checkpoints hold it."""
-    is_known: bool = False
+    is_changing: bool = False
     """It has changed before, on any rank."""
     version: int = 0
-    """torch's count of changes of `given` when the micro-batch began."""
+    """torch's count of changes of `installed` when the micro-batch began."""
     total: Tensor | None = None
     """Sum of this rank's changes since the last update, weighted; float64 or int64."""
 
     @property
     def before(self) -> Tensor:
         """B."""
-        return self.home
+        return self.original
 
     @property
-    def given(self) -> Tensor:
+    def installed(self) -> Tensor:
         """What is in the modules when a micro-batch begins."""
-        return self.home
+        return self.original
 
     @property
-    def now(self) -> Tensor | None:
-        """What its places have now: what was put in place of a tensor, if anything was."""
-        buffers = [module._buffers.get(key) for module, key in self.places]
-        return next((buffer for buffer in buffers if buffer is not self.given), self.given)
+    def current(self) -> Tensor | None:
+        """What the modules have now: another tensor than `installed` if the forward pass has put one there."""
+        buffers = [module._buffers.get(key) for module, key in self.attach_points]
+        return next((buffer for buffer in buffers if buffer is not self.installed), self.installed)
 
     @property
     def is_small(self) -> bool:
-        return self.home.nbytes <= SMALL_BYTES or self.norm is not None
+        return self.original.nbytes <= SMALL_BYTES or self.norm is not None
 
-    def place(self, tensor: Tensor) -> None:
-        for module, key in self.places:
+    def install(self, tensor: Tensor) -> None:
+        for module, key in self.attach_points:
             module._buffers[key] = tensor
 
     def add(self, now: Tensor, weight: float, calls: Tensor | None) -> None:
         """Adds the change of a micro-batch. `calls`: those of its norm in it."""
         before, total, norm = as_sum(self.before), self._total(), self.norm
         if norm is None:
-            change = change_of(now, self.before)
+            change = compute_change(now, self.before)
             self.total = total.add_(change * weight if is_real(now) else change)
             return
         assert calls is not None
@@ -126,13 +126,13 @@ class Buffer:
             kept = (1 - norm.momentum) ** calls.double()
             self.total = kept * total + (as_sum(now) - kept * before)
 
-    def share(self, num_later: Tensor | int = 0) -> Tensor:
+    def compute_share(self, num_later: Tensor | int = 0) -> Tensor:
         """Returns this rank's summand. `num_later`: calls of its norm on the ranks after this one."""
         if self.norm is None or self.norm.momentum is None:
             return self._total()
         return self._total() * (1 - self.norm.momentum) ** num_later
 
-    def after(self, total: Tensor, num_calls: Tensor | int = 0) -> Tensor:
+    def compute_value(self, total: Tensor, num_calls: Tensor | int = 0) -> Tensor:
         """B'. `total`: the summands of all ranks; `num_calls`: calls of its norm on all ranks."""
         before, norm = as_sum(self.before), self.norm
         total = total.view(before.shape)
@@ -178,9 +178,9 @@ def find_buffers(
                     known[id(tensor)] = make(module, begin + (f"{prefix}.{key}" if prefix else key), tensor)
                 buffer = known[id(tensor)]
                 buffer.parts.add(number)
-                buffer.is_kept |= key not in module._non_persistent_buffers_set
-                if (module, key) not in buffer.places:
-                    buffer.places.append((module, key))
+                buffer.is_saved |= key not in module._non_persistent_buffers_set
+                if (module, key) not in buffer.attach_points:
+                    buffer.attach_points.append((module, key))
                 if not is_norm(module):
                     continue
                 if key in ("running_mean", "running_var"):
@@ -192,7 +192,7 @@ def find_buffers(
     return list(known.values()), list(norms.values())
 
 
-def values_after(
+def compute_values(
     buffers: Sequence[Buffer],
     norms: Sequence[Norm],
     calls: Tensor,
@@ -211,22 +211,22 @@ def values_after(
     numbers = [of_norms.get(id(buffer.norm), (0, 0)) for buffer in buffers]
     shares = []
     for buffer, (later, _) in zip(buffers, numbers, strict=True):
-        share = buffer.share(later).double().reshape(-1)
-        shares.append(share / weight if buffer.norm is None and is_real(buffer.home) else share)
+        share = buffer.compute_share(later).double().reshape(-1)
+        shares.append(share / weight if buffer.norm is None and is_real(buffer.original) else share)
     flat = torch.cat(shares)
     add_up(flat)
     totals = torch.split(flat, [len(share) for share in shares])
     return [
-        buffer.after(total.to(as_sum(buffer.home).dtype), num_calls)
+        buffer.compute_value(total.to(as_sum(buffer.original).dtype), num_calls)
         for buffer, total, (_, num_calls) in zip(buffers, totals, numbers, strict=True)
     ]
 
 
-def norms_of(buffers: Iterable[Buffer]) -> list[Norm]:
+def find_norms(buffers: Iterable[Buffer]) -> list[Norm]:
     return list({id(buffer.norm): buffer.norm for buffer in buffers if buffer.norm is not None}.values())
 
 
-def folds(module: nn.Module) -> bool:
+def folds_statistics(module: nn.Module) -> bool:
     """Return whether a module's training outputs do not depend on its statistics. A subclass with a forward of its own
     is not known."""
     forward = type(module).forward
@@ -248,7 +248,7 @@ def from_sum(value: Tensor, like: Tensor) -> Tensor:
     return (torch.view_as_complex(value.contiguous()) if like.is_complex() else value).to(like.dtype)
 
 
-def change_of(now: Tensor, before: Tensor) -> Tensor:
+def compute_change(now: Tensor, before: Tensor) -> Tensor:
     return (now != before).to(torch.int64) if before.dtype is torch.bool else as_sum(now) - as_sum(before)
 
 

@@ -20,9 +20,9 @@ from shoal_workers.contract.hugging_face import HF_TASKS
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.length_buckets import LengthBuckets
 from shoal_workers.engine.media.encode import encode_png
+from shoal_workers.engine.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.sample_order import training_order, validation_order
 from shoal_workers.engine.step.first_look import remarks_on_labels
-from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.tasks.shown import SHOWN
 

@@ -9,7 +9,7 @@ Called by `Update`; `DoubleBufferedState` sets the targets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,57 +19,37 @@ from torch.optim import AdamW
 _AT_ONCE_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterBuffers:
-    """Memory for one parameter and its moments, each of the parameter's shape and type, without a gradient history."""
-
-    parameter: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-
-    def as_real(self) -> ParameterBuffers:
-        """Views of the same memory."""
-        return ParameterBuffers(_real(self.parameter), _real(self.exp_avg), _real(self.exp_avg_sq))
+Tensors = tuple[Tensor, ...]
+"""A parameter, the average of its gradients, and that of their squares."""
 
 
 class DoubleBufferedAdamW(AdamW):
     """An AdamW for tensors on a CPU. After each step the caller must make the parameters and the state refer to the
     targets that it set."""
 
-    targets: Mapping[nn.Parameter, ParameterBuffers] | None = None
-    """Targets of the next step; a parameter without a target is updated in place."""
-    parameter_targets: Mapping[nn.Parameter, Tensor] | None = None
-    """Targets of parameters that have no moments yet. If they get some in the step, these are in new memory."""
+    targets: Mapping[Tensor, Tensor] = MappingProxyType({})
+    """Memory for what the next step, and no other one, makes of parameters and moments, by what they are in now; of the
+    same shape and type, without a gradient history. A tensor without a target is updated in place."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Updates as torch's AdamW does; a parameter without a gradient is copied to its target unchanged."""
         assert closure is None
-        targets, parameter_targets = self.targets or {}, self.parameter_targets or {}
+        targets, self.targets = self.targets, {}
         for group in self.param_groups:
             parameters: list[nn.Parameter] = []
             gradients, averages, squares, steps = [list[Tensor]() for _ in range(4)]
             self._init_group(group, parameters, gradients, averages, squares, [], steps)  # type: ignore[no-untyped-call]
             if parameters:
-                old = [ParameterBuffers(*row) for row in zip(parameters, averages, squares, strict=True)]
-                new = [
-                    replace(buffers, parameter=parameter_targets[parameter])
-                    if parameter in parameter_targets
-                    else targets.get(parameter, buffers)
-                    for parameter, buffers in zip(parameters, old, strict=True)
-                ]
+                old: list[Tensors] = list(zip(parameters, averages, squares, strict=True))
+                new = [tuple(targets.get(tensor, tensor) for tensor in tensors) for tensors in old]
                 torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)
                 _update(group, gradients, [float(step) for step in steps], old, new)
             for parameter in group["params"]:
-                if parameter.grad is None and parameter in targets:
-                    self._copy(parameter, targets[parameter])
-                elif parameter.grad is None and parameter in parameter_targets:
-                    parameter_targets[parameter].copy_(parameter)
-
-    def _copy(self, parameter: nn.Parameter, target: ParameterBuffers) -> None:
-        target.parameter.copy_(parameter)
-        target.exp_avg.copy_(self.state[parameter]["exp_avg"])
-        target.exp_avg_sq.copy_(self.state[parameter]["exp_avg_sq"])
+                tensors = (parameter, *self.state.get(parameter, {}).values()) if parameter.grad is None else ()
+                for tensor in tensors:
+                    if tensor in targets:
+                        targets[tensor].copy_(tensor)
 
 
 @torch.no_grad()
@@ -77,15 +57,15 @@ def _update(
     group: Mapping[str, Any],
     gradients: list[Tensor],
     counts: Sequence[float],
-    sources: Sequence[ParameterBuffers],
-    targets: Sequence[ParameterBuffers],
+    sources: Sequence[Tensors],
+    targets: Sequence[Tensors],
 ) -> None:
     """Reads `sources` and writes `targets`, which may be the same.
 
     `counts`: per parameter, the number of its updates, this one included.
     """
     if any(gradient.is_complex() for gradient in gradients):
-        sources, targets = [source.as_real() for source in sources], [target.as_real() for target in targets]
+        sources, targets = ([tuple(map(_real, tensors)) for tensors in rows] for rows in (sources, targets))
         gradients = [_real(gradient) for gradient in gradients]
     for batch in _batches(gradients):
         _update_together(group, gradients[batch], counts[batch], sources[batch], targets[batch])
@@ -110,26 +90,26 @@ def _update_together(
     group: Mapping[str, Any],
     gradients: list[Tensor],
     counts: Sequence[float],
-    sources: Sequence[ParameterBuffers],
-    targets: Sequence[ParameterBuffers],
+    sources: Sequence[Tensors],
+    targets: Sequence[Tensors],
 ) -> None:
     lr, (beta1, beta2), weight_decay = group["lr"], group["betas"], group["weight_decay"]
     # These read the old memory and write the new; everything after them stays in the new.
-    for gradient, old, new in zip(gradients, sources, targets, strict=True):
+    parameters, averages, squares = (list(column) for column in zip(*targets, strict=True))
+    for index, (parameter, average, square) in enumerate(sources):
         if weight_decay != 0:
-            torch.mul(old.parameter, 1 - lr * weight_decay, out=new.parameter)
-        elif new is not old:
-            new.parameter.copy_(old.parameter)
-        torch.lerp(old.exp_avg, gradient, 1 - beta1, out=new.exp_avg)
-        torch.mul(old.exp_avg_sq, beta2, out=new.exp_avg_sq)
-    squares = [new.exp_avg_sq for new in targets]
+            torch.mul(parameter, 1 - lr * weight_decay, out=parameters[index])
+        elif parameters[index] is not parameter:
+            parameters[index].copy_(parameter)
+        torch.lerp(average, gradients[index], 1 - beta1, out=averages[index])
+        torch.mul(square, beta2, out=squares[index])
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
     roots = torch._foreach_sqrt(squares)
     torch._foreach_div_(roots, [(1 - beta2**count) ** 0.5 for count in counts])
     torch._foreach_add_(roots, group["eps"])
     torch._foreach_addcdiv_(
-        [new.parameter for new in targets],
-        [new.exp_avg for new in targets],
+        parameters,
+        averages,
         roots,
         [(lr / (1 - beta1**count)) * -1 for count in counts],
     )

@@ -49,7 +49,7 @@ from torch.optim import (
 )
 
 from shoal_workers.engine.step import own_optimizers
-from shoal_workers.engine.step.averaged_weights import Averaging
+from shoal_workers.engine.step.added_state import AddedState
 from shoal_workers.engine.step.equal_optimizers import plain_settings_of_groups, rebuild, settings_of_groups
 from shoal_workers.engine.step.own_optimizers import Lion
 from shoal_workers.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
@@ -81,7 +81,7 @@ _known: WeakKeyDictionary[type, dict[str, str]] = WeakKeyDictionary()
 def why_not_elementwise(optimizer: Optimizer) -> str:
     """Returns an empty text if the optimizer is elementwise and pure, else the reason, for people. Changes nothing; no
     collective; draws nothing."""
-    if isinstance(optimizer, Averaging):  # the average itself is elementwise
+    if isinstance(optimizer, AddedState):  # what is added is elementwise
         return why_not_elementwise(optimizer.inner)
     kind = type(optimizer)
     if "step" in vars(optimizer) or any(
@@ -93,9 +93,9 @@ def why_not_elementwise(optimizer: Optimizer) -> str:
     if kind in _WHOLE:
         return f"the optimizer {kind.__name__} is not elementwise"
     others = {name: value for name, value in vars(optimizer).items() if name not in _NO_ATTRIBUTES}
-    known, key = _known.setdefault(kind, {}), f"{_settings(optimizer)} {others} {[*_kinds(optimizer)]}"
+    known, key = _known.setdefault(kind, {}), f"{settings_of_groups(optimizer)} {others} {[*_kinds(optimizer)]}"
     if key not in known:
-        known[key] = _tried(optimizer)
+        known[key] = _try_out(optimizer)
     return known[key]
 
 
@@ -110,7 +110,7 @@ class _No(Exception):
     """The optimizer is not elementwise; the message continues "the optimizer X"."""
 
 
-def _tried(optimizer: Optimizer) -> str:
+def _try_out(optimizer: Optimizer) -> str:
     name = type(optimizer).__name__
     states = torch.get_rng_state(), random.getstate()
     try:
@@ -144,19 +144,19 @@ class _Trial:
             cut = [max(cut[0], _LEAST_SIDE), *cut[1:]]
             if len(cut) > 1 and cut[0] == cut[1]:  # else a matrix for the rows has the parameter's shape
                 cut[1] -= 1
-            self._tensors[group].append(self._drawn(cut, dtype))
+            self._tensors[group].append(self._draw(cut, dtype))
         self._gradients = [
-            [[self._drawn(tensor.shape, tensor.dtype) * scale for tensor in group] for group in self._tensors]
+            [[self._draw(tensor.shape, tensor.dtype) * scale for tensor in group] for group in self._tensors]
             for scale in itertools.islice(itertools.cycle(_SCALES), num_steps + 1)
         ]
 
     def run(self, *, in_pieces: bool = False) -> None:
-        whole = self._made(self._tensors)
+        whole = self._make(self._tensors)
         _refuse_other_attributes(self._original, whole, "was given to its constructor and is not among its defaults")
-        with _Watch():
-            self._steps(whole, self._gradients[:-1])
-        again = self._made([[own.clone() for own in group["params"]] for group in whole.param_groups])
-        if _settings(again, rates=False) != _settings(whole, rates=False):
+        with _Watch():  # type: ignore[no-untyped-call]
+            self._run_steps(whole, self._gradients[:-1])
+        again = self._make([[own.clone() for own in group["params"]] for group in whole.param_groups])
+        if repr(plain_settings_of_groups(again)) != repr(plain_settings_of_groups(whole)):
             raise _No("its step changes the settings of its groups")
         _refuse_other_attributes(whole, again, "changes with its steps and is not in its state")
         if in_pieces:
@@ -164,19 +164,19 @@ class _Trial:
         for parameter, other in zip(_parameters(whole), _parameters(again), strict=True):
             again.state[other] = copy.deepcopy(dict(whole.state.get(parameter, {})))
         for optimizer in (whole, again):
-            self._steps(optimizer, self._gradients[-1:])
+            self._run_steps(optimizer, self._gradients[-1:])
         for first, other in zip(_parameters(whole), _parameters(again), strict=True):
             if not _are_same_bits(first, other):
                 raise _No("its step depends on more than gradients, values, state and settings")
 
-    def _made(self, tensors: Sequence[Sequence[Tensor]]) -> Optimizer:
+    def _make(self, tensors: Sequence[Sequence[Tensor]]) -> Optimizer:
         groups = [
             {**settings, "params": [nn.Parameter(tensor.clone()) for tensor in group]}
             for settings, group in zip(settings_of_groups(self._original), tensors, strict=True)
         ]
         return rebuild(type(self._original), groups, self._original.defaults)
 
-    def _steps(self, optimizer: Optimizer, gradients: Sequence[Sequence[Sequence[Tensor]]]) -> None:
+    def _run_steps(self, optimizer: Optimizer, gradients: Sequence[Sequence[Sequence[Tensor]]]) -> None:
         rates = [group["lr"] for group in settings_of_groups(self._original)]
         for number, step in enumerate(gradients, 1):
             for group, rate, group_step in zip(optimizer.param_groups, rates, step, strict=True):
@@ -197,8 +197,10 @@ class _Trial:
 
     def _compare_pieces(self, whole: Optimizer) -> None:
         for piece in _PIECES:
-            cut = self._made([[piece(tensor) for tensor in group] for group in self._tensors])
-            self._steps(cut, [[[piece(tensor) for tensor in group] for group in step] for step in self._gradients[:-1]])
+            cut = self._make([[piece(tensor) for tensor in group] for group in self._tensors])
+            self._run_steps(
+                cut, [[[piece(tensor) for tensor in group] for group in step] for step in self._gradients[:-1]]
+            )
             for parameter, parameter_whole in zip(_parameters(whole), _parameters(cut), strict=True):
                 state, other = whole.state.get(parameter, {}), cut.state.get(parameter_whole, {})
                 if not parameter_whole.numel():
@@ -211,16 +213,13 @@ class _Trial:
                     if not _is_close(expected, measured):
                         raise _No("a piece of a parameter gets other values than in the whole one")
 
-    def _drawn(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def _draw(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         wide = torch.complex128 if dtype.is_complex else torch.float64
         return torch.randn(tuple(shape), dtype=wide, generator=self._random).to(dtype)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises _No before an operation runs that could let elements depend on others, or on something else."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
@@ -256,11 +255,6 @@ def _kinds(optimizer: Optimizer) -> Iterator[tuple[int, tuple[int, ...], torch.d
         for (ndim, dtype), shape in largest.items():
             if ndim:
                 yield index, tuple(shape), dtype
-
-
-def _settings(optimizer: Optimizer, *, rates: bool = True) -> str:
-    groups = settings_of_groups(optimizer) if rates else plain_settings_of_groups(optimizer)
-    return repr(groups)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -16,6 +16,7 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import WorkerReport
 from shoal_workers.engine.group.collectives import CollectiveLog
 from shoal_workers.engine.group.fence import GenerationFence
 from shoal_workers.engine.group.mesh import Meshes
@@ -55,6 +56,16 @@ class Membership:
     def check(self) -> None:
         """Raises Fenced if the generation is over."""
         self.fence.check()
+
+    def say(self, text: str) -> None:
+        """Add a line to the job's log, once for all ranks: on rank 0."""
+        if self.rank == 0:
+            self.outbox.log_text(text)
+
+    def report(self, report: WorkerReport) -> None:
+        """Send what all ranks know alike, once: on rank 0."""
+        if self.rank == 0:
+            self.outbox.report(report)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,18 +38,22 @@ from shoal_workers.engine.group.gradient_buckets import sum_squares
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly, SharedParameter
 from shoal_workers.engine.parallel.cutting import local
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.passes import LocalPasses, Passes
+from shoal_workers.engine.step.passes import LocalPasses
 from shoal_workers.engine.step.pipeline_passes import PipelinePasses
 from shoal_workers.engine.task.model_calls import ModelCalls
-from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Metrics, Share
 from shoal_workers.tasks.feed_forward import forget_load, has_balance_loss, move_biases, sum_load
 
 _SHOWN = 8
 """Names of parameters in a remark."""
+
+
+Passes = LocalPasses | PipelinePasses
+"""All micro-batches of a rank in a step, and single forward passes; see `LocalPasses` for the methods."""
 
 
 class GradientPass:
@@ -102,10 +106,12 @@ class GradientPass:
         for part in self._assembly.parts:
             forget_load(part)
         self.buffers.begin()
+        if self._assembly.rounded is not None:
+            self._assembly.rounded.begin_step(step)
         others = self._updated.others(step)
         self._exact_sums = None
         if self._exact is None:
-            shares = self.passes.shares(step, self.batches, scale, is_voted=is_voted)
+            shares = self.passes.run_micro_batches(step, self.batches, scale, is_voted=is_voted)
             for parameter in others.values():  # their part of the gradient of another optimizer's loss
                 parameter.grad = None
             self._partial_gradients.add_up()
@@ -114,7 +120,7 @@ class GradientPass:
             while self._exact_sums is None:  # the largest gradient, and so the grid, is known only after a pass
                 self._exact.begin()
                 self.buffers.begin()
-                shares = self.passes.shares(step, self.batches, scale)
+                shares = self.passes.run_micro_batches(step, self.batches, scale)
                 self._exact_sums = self._exact.reduce([share.loss for share in shares])
         for part in self._assembly.parts:
             sum_load(part, self._generation.meshes.sum_over_data_ranks)
@@ -182,7 +188,7 @@ class GradientPass:
             return gradients.squared_norm(self._generation.device)
         return self._from_rank_0(self._exact_sums.squared_norm)
 
-    def forward_only(self, step: int, index: int) -> Tensor:
+    def run_forward(self, step: int, index: int) -> Tensor:
         """Returns this rank's share of the loss of any micro-batch of a step, as training computes it, without a
         gradient.
 
@@ -193,7 +199,7 @@ class GradientPass:
         seed_everything(randomness_seed(generation.spec.seed, step, index))
         with generation.user_code:
             batch = self.batches.training(generation.spec, step, index)
-        return self.passes.forward_only(batch).loss
+        return self.passes.run_forward(batch).loss
 
     def reshard(self) -> None:
         """See `Assembly.reshard`."""
@@ -219,19 +225,18 @@ class GradientPass:
                     "(sum, weight), so the two would not count alike. Set model.balance to bias, or return a mean."
                 )
         self._generation.check()
-        if step == 0 and self._metrics.is_weighted and self._generation.rank == 0:
-            self._generation.outbox.log_text(
+        if step == 0 and self._metrics.is_weighted:
+            self._generation.say(
                 "loss() returns (sum, weight): sums are divided by weights. A metric would belong in a dict."
             )
 
     def _remark(self, unused: Sequence[str]) -> None:
-        """Called after the first step: names the parameters without a gradient in the log, from one rank. Such a
+        """Called after the first step: names the parameters without a gradient in the log. Such a
         parameter is a mistake more often than not. An expert may have got no token."""
-        generation = self._generation
-        if generation.rank != 0 or generation.plan.experts or not unused:
+        if self._generation.plan.experts or not unused:
             return
         more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
-        generation.outbox.log_text(
+        self._generation.say(
             f"{len(unused)} parameters got no gradient in the first step and are not trained until they get one: "
             f"{', '.join(unused[:_SHOWN])}{more}. Use them in forward(), leave them out of the model, or set "
             "requires_grad_(False) if this is meant."

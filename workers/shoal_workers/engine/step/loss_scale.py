@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from shoal_workers.contract.spec import JobSpec, Precision
 
@@ -33,18 +33,9 @@ class ScalePolicy:
     growth_interval: int = 2000
     """Finite steps in a row after which the scale is doubled."""
     smallest: float = 1.0
-    """A step that is not finite even at this scale did not overflow fp16: see `ScaleVerdict.is_hopeless`."""
+    """A step that is not finite even at this scale did not overflow fp16."""
     largest: float = 2.0**24
     """fp32 losses times the scale stay far from fp32's own limit."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.smallest <= self.initial <= self.largest:
-            raise ValueError(
-                f"a loss scale needs 0 < smallest {self.smallest:g} <= initial {self.initial:g} "
-                f"<= largest {self.largest:g}."
-            )
-        if self.growth_interval < 1:
-            raise ValueError(f"growth_interval {self.growth_interval} must be at least 1 step.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,58 +48,16 @@ class LossScale:
     weight: float | None = None
     """A power of two near the mean weight of a micro-batch; 1: losses are means; None means not known yet."""
 
-    @classmethod
-    def first(cls, policy: ScalePolicy) -> Self:
-        return cls(policy.initial)
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        weight = value.get("weight")
-        return cls(float(value["scale"]), int(value["num_finite"]), None if weight is None else float(weight))
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns what the checkpoint's `extra` holds; it is exact, because the scale is a power of two."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleVerdict:
-    """What follows from one step's outcome."""
-
-    state: LossScale
-    """Scale for the next step."""
-    updates: bool
-    """The optimizer may step, with gradients and norm divided by the scale of this step."""
-    is_hopeless: bool
-    """The gradients are not finite at the smallest scale: fp16 did not overflow, so the job's rule for non-finite steps
-    applies."""
-    reason: str
-
-
-def after_step(state: LossScale, *, is_finite: bool, policy: ScalePolicy) -> ScaleVerdict:
-    """The verdict on a step that ran with `state.scale`; `is_finite`: loss and gradient norm of all ranks were."""
+def after_step(state: LossScale, *, is_finite: bool, policy: ScalePolicy) -> LossScale:
+    """The scale for the next step, after one that ran with `state.scale`. `is_finite`: loss and gradient norm of all
+    ranks were."""
     if not is_finite:
-        if state.scale <= policy.smallest:
-            reason = f"not finite at the smallest loss scale {policy.smallest:g}"
-            smallest = replace(state, scale=policy.smallest, num_finite=0)
-            return ScaleVerdict(smallest, updates=False, is_hopeless=True, reason=reason)
-        lower = max(state.scale / 2, policy.smallest)
-        reason = f"not finite: loss scale {state.scale:g} -> {lower:g}"
-        halved = replace(state, scale=lower, num_finite=0)
-        return ScaleVerdict(halved, updates=False, is_hopeless=False, reason=reason)
+        return replace(state, scale=max(state.scale / 2, policy.smallest), num_finite=0)
     num_finite = state.num_finite + 1
     if num_finite < policy.growth_interval:
-        same = replace(state, num_finite=num_finite)
-        return ScaleVerdict(same, updates=True, is_hopeless=False, reason=f"finite: loss scale {state.scale:g}")
-    higher = min(state.scale * 2, policy.largest)
-    reason = f"{num_finite} finite steps: loss scale {state.scale:g} -> {higher:g}"
-    doubled = replace(state, scale=higher, num_finite=0)
-    return ScaleVerdict(doubled, updates=True, is_hopeless=False, reason=reason)
-
-
-def needs_loss_scale(*precisions: Precision) -> bool:
-    """Return whether gradients pass through fp16, if they pass through these."""
-    return Precision.FP16 in precisions
+        return replace(state, num_finite=num_finite)
+    return replace(state, scale=min(state.scale * 2, policy.largest), num_finite=0)
 
 
 class Scaling:
@@ -117,8 +66,8 @@ class Scaling:
     def __init__(self, spec: JobSpec, policy: ScalePolicy | None = None) -> None:
         self._policy = policy or ScalePolicy()
         self._state: LossScale | None = None
-        if needs_loss_scale(spec.precision, spec.reduce_precision, *spec.module_precision.values()):
-            self._state = LossScale.first(self._policy)
+        if Precision.FP16 in (spec.precision, spec.reduce_precision, *spec.module_precision.values()):
+            self._state = LossScale(self._policy.initial)
 
     @property
     def scale(self) -> float:
@@ -128,7 +77,7 @@ class Scaling:
     def restore(self, saved: dict[str, Any] | None) -> None:
         """Continue with what `to_json` returned. None if the state was saved by a run that needed no scale."""
         if self._state is not None and saved is not None:
-            self._state = LossScale.from_json(saved)
+            self._state = LossScale(**saved)
 
     def learn(self, weight: float) -> bool:
         """Called after each vote with the mean weight of the step's micro-batches. Returns whether this has changed the
@@ -138,15 +87,15 @@ class Scaling:
         self._state = replace(self._state, weight=2.0 ** round(math.log2(weight)))
         return self._state.weight != 1
 
-    def update(self, *, is_finite: bool) -> ScaleVerdict | None:
-        """Called after each step whose loss is finite; `is_finite`: its gradients are finite as well. None if there is
-        no scale."""
+    def update(self, *, is_finite: bool) -> bool:
+        """Called after each step whose loss is finite; `is_finite`: its gradients are finite as well. Returns whether
+        fp16 may have overflowed, so that the step is skipped. Otherwise the job's rule for non-finite steps applies:
+        there is no scale, or it was the smallest one."""
         if self._state is None:
-            return None
-        verdict = after_step(self._state, is_finite=is_finite, policy=self._policy)
-        self._state = verdict.state
-        return verdict
+            return False
+        before, self._state = self._state, after_step(self._state, is_finite=is_finite, policy=self._policy)
+        return not is_finite and before.scale > self._policy.smallest
 
     def to_json(self) -> dict[str, Any] | None:
-        """The state as a snapshot keeps it in `extra`."""
-        return None if self._state is None else self._state.to_json()
+        """The state as a snapshot keeps it in `extra`: exact, because the scale is a power of two."""
+        return None if self._state is None else asdict(self._state)

@@ -11,15 +11,19 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from shoal_workers.contract.islands import IslandsSpec
 from shoal_workers.contract.optimizers import ADAMW, OptimizerSpec, known
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.equal_optimizers import class_of
+from shoal_workers.engine.step.merging import Merging
 from shoal_workers.engine.step.parameter_groups import ParameterGroup, parameters_in
 from shoal_workers.engine.task.task import needs_arguments
 
 
-def named_optimizer(assembly: Assembly, settings: OptimizerSpec, groups: list[ParameterGroup]) -> Optimizer:
+def named_optimizer(
+    assembly: Assembly, settings: OptimizerSpec, groups: list[ParameterGroup], islands: IslandsSpec | None = None
+) -> Optimizer:
     """`groups`: of the whole model. ValueError, for the user, if there is no such class or it refuses its arguments."""
     named = known(settings.name)
     path = (named.path if named is not None else settings.name).replace(":", ".")
@@ -39,6 +43,9 @@ def named_optimizer(assembly: Assembly, settings: OptimizerSpec, groups: list[Pa
             f"optimizer.name {settings.name}: its step() needs a closure that computes the loss several times, and "
             "Shoal computes it once for each step. Use an optimizer whose step() needs none."
         )
+    if islands is not None:
+        keeps_residual = islands.compress != "none"
+        return Merging(own, merges=f"{module}:{name}", keeps_residual=keeps_residual, **arguments)
     if settings.ema_decay is None:
         return optimizer
     return Averaging(own, averages=f"{module}:{name}", ema_decay=settings.ema_decay, **arguments)

@@ -31,16 +31,16 @@ from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.layout import Recompute, Schedule, micro_batches_fed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.stages import Generators, Handover, Stage, owner_of
+from shoal_workers.engine.parallel.stages import Handover, Stage, owner_of
 from shoal_workers.engine.parallel.tensor import cuts_sequence
+from shoal_workers.engine.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.passes import refuse_written, share_of
+from shoal_workers.engine.step.passes import compute_share, refuse_written
 from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
-from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.returned import Returned, Share
-from shoal_workers.tasks.feed_forward import share_of_step
+from shoal_workers.tasks.feed_forward import set_share_of_step
 from shoal_workers.torch_internals import run_schedule
 
 _SINGLE: dict[Schedule, type[ScheduleGPipe | Schedule1F1B]] = {
@@ -87,7 +87,7 @@ class PipelinePasses:
     def keep_whole(self) -> None:
         raise AssertionError("no rank of a pipeline has said that it deviated")
 
-    def shares(self, step: int, batches: Batches, scale: float, *, is_voted: bool = False) -> list[Share]:
+    def run_micro_batches(self, step: int, batches: Batches, scale: float, *, is_voted: bool = False) -> list[Share]:
         generation, assembly = self._generation, self._assembly
         num = generation.spec.batch.num_micro_batches
         for axis in assembly.data_axes:
@@ -120,7 +120,7 @@ class PipelinePasses:
                 refuse_written(axis.written_parameter())
         return list(self._shares)
 
-    def forward_only(self, batch: Any) -> Share:
+    def run_forward(self, batch: Any) -> Share:
         generation, assembly = self._generation, self._assembly
         parts = dict(zip(assembly.stages, zip(assembly.parts, assembly.forward_passes, strict=True), strict=True))
         with torch.no_grad(), self._user_code, self._buffers.unchanged():
@@ -135,7 +135,7 @@ class PipelinePasses:
                 if index > 0 and index - 1 not in parts:
                     received = Handover(self._empty_hidden(call), torch.empty_like(call.at_call))
                     received = self._received(received, self._rank_of(index - 1))
-                forward_pass.expect(_GENERATORS, expected.shape, expected.dtype, received)
+                forward_pass.expect(expected, received)
                 set_generator_states(call.at_call)
                 output = part(*call.args, **call.kwargs)
                 if index + 1 < assembly.num_stages:
@@ -144,7 +144,7 @@ class PipelinePasses:
                         self._send(received, self._rank_of(index + 1))
             if not assembly.is_last:
                 return Share(torch.zeros((), device=generation.device), None)
-            return share_of(generation, self._returned(output, batch, call, is_training=is_training))
+            return compute_share(generation, self._returned(output, batch, call, is_training=is_training))
 
     def _called(self, step: int, micro_batch: MicroBatch, batches: Batches) -> tuple[Any, ModelCall]:
         """A micro-batch, and how the task calls the model for it."""
@@ -171,7 +171,7 @@ class PipelinePasses:
         """The last stage's loss; the schedule differentiates what this returns."""
         returned = self._returned(output, fed.batch, fed.call)
         if fed.weight:
-            self._shares.append(share_of(self._generation, returned, fed.weight))
+            self._shares.append(compute_share(self._generation, returned, fed.weight))
         return returned.loss * (fed.weight * fed.scale)
 
     def _make_schedule(self, call: ModelCall) -> PipelineScheduleSingle | PipelineScheduleMulti:
@@ -229,9 +229,6 @@ class _Fed:
     scale: float
 
 
-_GENERATORS = Generators(generator_states, set_generator_states)
-
-
 def _is_loss(output: Tensor, _: None) -> Tensor:
     """Returns the last stage's output, which is the loss already."""
     return output
@@ -267,7 +264,7 @@ class _Stage(PipelineStage):
         self._passes = passes
         self._part = part
         self._forward_pass = stage.forward_pass
-        self._handed_shape, self._handed_dtype = examples[1].shape, examples[1].dtype
+        self._handed = examples[1]
         self._micro_batch = 0
         self.error: Exception | None = None
         """What the last forward pass has raised."""
@@ -278,7 +275,7 @@ class _Stage(PipelineStage):
         self._generation.position.enter(Phase.FORWARD)
         self._micro_batch = fwd_chunk_id
         fed = self._passes._fed[fwd_chunk_id]
-        share_of_step(self.submod, fed.weight * fed.scale)
+        set_share_of_step(self.submod, fed.weight * fed.scale)
         with self._passes._buffers.forward(self._passes._own[fwd_chunk_id], self._part):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
@@ -297,7 +294,7 @@ class _Stage(PipelineStage):
         if hidden is not None:
             # Generators are set on the host; their states are on the device only to be sent.
             received = Handover(hidden, passes._handed.pop((self.stage_index, number)).cpu())
-        self._forward_pass.expect(_GENERATORS, self._handed_shape, self._handed_dtype, received)
+        self._forward_pass.expect(self._handed, received)
         set_generator_states(fed.call.at_call)
         output = self.submod(*fed.call.args, **fed.call.kwargs)
         if self.is_last:

@@ -10,7 +10,7 @@ Numbers are buffers without dimensions. Texts and None stay as they are. Attache
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,8 +49,7 @@ class TaskState(nn.Module):
         super().__init__()
         self._task = task
         self._tree = task.state_dict()
-        for name, value in self._leaves(self._tree):
-            self.register_buffer(name, value.detach().clone() if isinstance(value, Tensor) else _tensor(value))
+        _map(self._tree, lambda name, value: self.register_buffer(name, _to_tensor(value).detach().clone()))
 
     def forward(self, value: Any) -> Any:
         """An nn.Sequential calls it as its last module."""
@@ -58,14 +57,15 @@ class TaskState(nn.Module):
 
     def load(self) -> None:
         """Give the task the values of the buffers."""
-        self._task.load_state_dict(self._filled(self._tree, ""))
+        self._task.load_state_dict(_map(self._tree, self._read))
 
     @torch.no_grad()
     def store(self) -> None:
         """Take the values of the task into the buffers."""
         self._tree = self._task.state_dict()
         names = set()
-        for name, value in self._leaves(self._tree):
+
+        def write(name: str, value: Any) -> None:
             buffer = self._buffers.get(name)
             if buffer is None or (isinstance(value, Tensor) and value.shape != buffer.shape):
                 raise ValueError(
@@ -73,34 +73,35 @@ class TaskState(nn.Module):
                     "first step, or did not return it then. Give it its final shape in __init__."
                 )
             names.add(name)
-            buffer.copy_(value if isinstance(value, Tensor) else _tensor(value))
+            buffer.copy_(_to_tensor(value))
+
+        _map(self._tree, write)
         if names != self._buffers.keys():
             raise ValueError("state_dict() of the task returns less than before the first step. Return the same names.")
 
-    def _leaves(self, value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            name = f"{path}__{key}".replace(".", "_").removeprefix("__")
-            if isinstance(item, (dict, list, tuple)):
-                yield from self._leaves(item, name)
-            elif isinstance(item, Tensor) or type(item) in _DTYPES:
-                yield name, item
-            elif not isinstance(item, (str, type(None))):
-                raise ValueError(
-                    f"state_dict() of the task returns {type(item).__name__} as {name.replace('__', '.')!r}. It may "
-                    "return tensors, numbers, texts, lists and dicts."
-                )
-
-    def _filled(self, value: Any, path: str) -> Any:
-        """The tree with the values of the buffers."""
-        if isinstance(value, dict):
-            return {key: self._filled(item, f"{path}__{key}") for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._filled(item, f"{path}__{index}") for index, item in enumerate(value))
-        buffer = self._buffers.get(path.replace(".", "_").removeprefix("__"))
+    def _read(self, name: str, value: Any) -> Any:
+        buffer = self._buffers.get(name)
         if buffer is None:
             return value
         return buffer.detach().clone().to(value.device) if isinstance(value, Tensor) else type(value)(buffer.item())
 
 
-def _tensor(value: Any) -> Tensor:
-    return torch.tensor(value, dtype=_DTYPES[type(value)])
+def _map(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """Return a state with `change(name, value)` in the place of each tensor and number."""
+    if isinstance(value, dict):
+        return {key: _map(item, change, f"{path}__{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(item, change, f"{path}__{index}") for index, item in enumerate(value))
+    name = path.replace(".", "_").removeprefix("__")
+    if isinstance(value, Tensor) or type(value) in _DTYPES:
+        return change(name, value)
+    if not isinstance(value, (str, type(None))):
+        raise ValueError(
+            f"state_dict() of the task returns {type(value).__name__} as {name.replace('__', '.')!r}. It may return "
+            "tensors, numbers, texts, lists and dicts."
+        )
+    return value
+
+
+def _to_tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=_DTYPES[type(value)])

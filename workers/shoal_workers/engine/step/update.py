@@ -33,11 +33,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from shoal_workers.contract.optimizers import EMA, OptimizerSpec
+from shoal_workers.contract.optimizers import ADDED_STATE, EMA, OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import WholeNumbers, local, shard_like, take_attributes
 from shoal_workers.engine.step import own_optimizers
+from shoal_workers.engine.step.added_state import AddedState
 from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
@@ -70,8 +71,8 @@ class Update:
         is the same one if it is whole. `is_rebuilt`: the task's own, elementwise one, over these.
         `not_elementwise`: why it is not."""
         self.optimizer = optimizer
-        self._inner = optimizer.inner if isinstance(optimizer, Averaging) else optimizer
-        """Without the averages of its parameters."""
+        self._inner = optimizer.inner if isinstance(optimizer, AddedState) else optimizer
+        """Without what is added to its state."""
         self.not_elementwise = not_elementwise
         self._is_rebuilt = is_rebuilt
         self._local_parameters = local_parameters
@@ -84,20 +85,17 @@ class Update:
             if id(parameter) in named
         }
         self._own = {id(parameter): local_parameter for local_parameter, parameter in local_parameters}
+        self._by_own = {id(local_parameter): parameter for local_parameter, parameter in local_parameters}
         self._tied_copies = list(assembly.tied_copies())
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
         self._rates = [group["lr"] for group in optimizer.param_groups]
-        self._built = [plain_settings(group) for group in optimizer.param_groups]
-        self._built_attributes = plain_settings(self._attributes)
+        self._built = [select_plain_settings(group) for group in optimizer.param_groups]
+        self._built_attributes = select_plain_settings(self._attributes)
         self._modules = [module for part in assembly.parts for module in part.modules()]
         self._num_steps = 0
         """In this generation."""
-        self._stateful = {
-            self._owners[id(parameter)][0]
-            for parameter, state in optimizer.state.items()
-            if state and id(parameter) in self._owners
-        }
+        self._stateful = {name for name, _, _, state in self._named_states() if state}
         """Names of the parameters whose state the optimizer's constructor makes, as Adagrad's does. It makes none
         later."""
 
@@ -118,14 +116,12 @@ class Update:
         for _, owner in self._owners.values():  # also of those that the optimizer does not have: they would add up
             owner.grad = None
 
-    @property
-    def num_groups(self) -> int:
-        return len(self._built)
-
     def changed_settings(self) -> list[dict[str, list[Any]]]:
-        """Returns, by parameter group, the settings that have changed since the optimizer was built, see `changes`."""
+        """Return, by parameter group, the settings that have changed since the optimizer was built (`find_changes`)."""
         groups = self.optimizer.param_groups
-        return [changes(built, plain_settings(group)) for built, group in zip(self._built, groups, strict=False)]
+        return [
+            find_changes(built, select_plain_settings(group)) for built, group in zip(self._built, groups, strict=False)
+        ]
 
     @property
     def _attributes(self) -> dict[str, Any]:
@@ -144,7 +140,7 @@ class Update:
         roots = {
             name: value
             for name, value in vars(optimizer).items()
-            if (name in self._attributes and name not in (*_SAVED, *plain_settings(self._attributes)))
+            if (name in self._attributes and name not in (*_SAVED, *select_plain_settings(self._attributes)))
             or (name in _HOOKS and value)
         }
         if not roots and not self._attributes:
@@ -184,9 +180,9 @@ class Update:
                 f"step() of {kind}, or what is hooked into it, changes {changed[0]!r}, which no checkpoint holds. Keep "
                 "tensors in self.state[parameter], and numbers as attributes of the optimizer."
             )
-        if len(self.optimizer.param_groups) != self.num_groups:
+        if len(self.optimizer.param_groups) != len(self._built):
             raise ValueError(
-                f"{kind} has {len(self.optimizer.param_groups)} parameter groups, and {self.num_groups} when it was "
+                f"{kind} has {len(self.optimizer.param_groups)} parameter groups, and {len(self._built)} when it was "
                 f"made: no checkpoint holds the new ones. Return all of them from {place}."
             )
 
@@ -200,11 +196,11 @@ class Update:
                 )
 
     def changed_attributes(self) -> dict[str, list[Any]]:
-        """Returns the numbers and texts of the optimizer itself that have changed since it was built, as `changes`."""
-        return changes(self._built_attributes, plain_settings(self._attributes))
+        """Return the numbers and texts of the optimizer itself that have changed since it was built."""
+        return find_changes(self._built_attributes, select_plain_settings(self._attributes))
 
     def restore_attributes(self, changed: Mapping[str, Sequence[Any]]) -> None:
-        _set_plain(self._attributes, restored(self._built_attributes, changed))
+        _set_plain(self._attributes, apply_changes(self._built_attributes, changed))
 
     def restore_settings(self, changed: Sequence[Mapping[str, Sequence[Any]]]) -> str:
         """Called after a restore from a run that had these `changed_settings`. Returns what cannot be restored, for
@@ -215,22 +211,12 @@ class Update:
             numbers = f"{len(changed)} parameter groups before, {len(self._built)} now"
             return f"the optimizer has {numbers}: what the run itself had changed in them ({lost}) is lost" * bool(lost)
         self._set_settings(
-            [restored(built, changed_settings) for built, changed_settings in zip(self._built, changed, strict=True)]
+            [
+                apply_changes(built, changed_settings)
+                for built, changed_settings in zip(self._built, changed, strict=True)
+            ]
         )
         return ""
-
-    def restore_old_settings(self, saved: Sequence[Mapping[str, Any]]) -> str:
-        """Does the same for what earlier versions have saved: all settings, whether the run had changed them or not. Of
-        the built-in AdamW, which no code can change, they are not needed. Returns what acts, for people."""
-        if self.is_built_in:
-            self._set_settings(self._built)
-            return ""
-        pairs = list(zip(self._built, saved, strict=False))
-        self._set_settings([{**built, **changed_settings} for built, changed_settings in pairs])
-        names = ", ".join(
-            sorted({name for built, changed_settings in pairs for name in differing(built, changed_settings)})
-        )
-        return f"the optimizer keeps {names} of the checkpoint, which an earlier version has written" * bool(names)
 
     def _set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
         for group, values in zip(self.optimizer.param_groups, settings, strict=False):
@@ -253,9 +239,6 @@ class Update:
 
     def named_parameters(self) -> Iterator[tuple[int, str, nn.Parameter, Tensor]]:
         """Number of the group, name, the optimizer's parameter and the model's; without tied copies."""
-        by_own: dict[int, Tensor] = {
-            id(local_parameter): parameter for local_parameter, parameter in self._local_parameters
-        }
         for index, group in enumerate(self.optimizer.param_groups):
             for parameter_of_group in group["params"]:
                 if id(parameter_of_group) in self._owners:
@@ -263,19 +246,16 @@ class Update:
                         index,
                         self._owners[id(parameter_of_group)][0],
                         parameter_of_group,
-                        by_own.get(id(parameter_of_group), parameter_of_group),
+                        self._by_own.get(id(parameter_of_group), parameter_of_group),
                     )
 
     def averages(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Parameters of the model, tied copies too, each with the average of this rank's part of it, if it has one."""
         if not isinstance(self.optimizer, Averaging):
             return
-        by_own: dict[int, Tensor] = {
-            id(local_parameter): parameter for local_parameter, parameter in self._local_parameters
-        }
         for local_parameter, state in self.optimizer.state.items():
             if isinstance(average := state.get(EMA), Tensor):
-                yield by_own.get(id(local_parameter), local_parameter), local(average)
+                yield self._by_own.get(id(local_parameter), local_parameter), local(average)
 
     def local_parameter(self, parameter: nn.Parameter) -> nn.Parameter | None:
         """The optimizer's parameter that shares its memory with a parameter of the model."""
@@ -327,17 +307,20 @@ class Update:
 
     def drop_state(self, absent: Collection[str]) -> None:
         """Drops the optimizer state of the parameters that these tensors of the state belong to: they are as before
-        their first gradient. Where only the average is absent, the next update makes one."""
+        their first gradient. Where only what is added to it is absent, the next update makes that."""
         keys: dict[str, set[str]] = defaultdict(set)
         for full_name in absent:
             name, _, key = full_name.removeprefix("optim.").rpartition(".")
             keys[name if full_name.startswith("optim.") else ""].add(key)
-        for parameter in list(self.optimizer.state):
-            own = keys.get(self._owners[id(parameter)][0]) if id(parameter) in self._owners else None
-            if own == {EMA}:
-                self.optimizer.state[parameter].pop(EMA, None)
+        for name, _, parameter, _ in self._named_states():
+            own = keys.get(name)
+            if own is not None and own <= {*ADDED_STATE}:
+                for key in own:
+                    self.optimizer.state[parameter].pop(key, None)
             elif own is not None:
-                del self.optimizer.state[parameter]
+                state = self.optimizer.state.pop(parameter)
+                if added := {key: state[key] for key in ADDED_STATE if key in state and key not in own}:
+                    self.optimizer.state[parameter] = added
 
     @property
     def _may_grow(self) -> bool:
@@ -350,9 +333,8 @@ class Update:
         make."""
         if not self._may_grow:
             return False
-        for parameter, state in self.optimizer.state.items():
-            fqn, owner = self._owners.get(id(parameter), ("", parameter))
-            if fqn == name and key not in state:
+        for owner_name, owner, parameter, state in self._named_states():
+            if owner_name == name and key not in state:
                 whole = shape == tuple(owner.shape)
                 state[key] = torch.zeros_like(parameter, dtype=dtype) if whole else torch.zeros(shape, dtype=dtype)
                 return True
@@ -362,23 +344,27 @@ class Update:
         """Return whether a parameter can be without optimizer state; else a source must have its state."""
         return name not in self._stateful
 
+    def _named_states(self) -> list[tuple[str, Tensor, Tensor, dict[str, Any]]]:
+        """Return name, parameter of the model, parameter of the optimizer, and its state. Without tied copies, which
+        have the same values under the same name."""
+        states = self.optimizer.state.items()
+        return [(*self._owners[id(key)], key, state) for key, state in states if id(key) in self._owners]
+
     def state(self) -> Iterator[tuple[str, str, object]]:
         """(parameter's name, key, value) of all of the optimizer's state; shards as DTensors of global shape."""
-        for parameter, state in self.optimizer.state.items():
-            if id(parameter) not in self._owners:  # a tied copy: the same values under the same name
-                continue
-            name, owner = self._owners[id(parameter)]
+        for name, owner, parameter, state in self._named_states():
             for key, value in state.items():
-                if isinstance(owner, DTensor) and parameter is not owner and _is_shard(value, parameter):
+                # Counters such as AdamW's `step` have another shape than their parameter, and are equal on all ranks.
+                is_shard = isinstance(value, Tensor) and value.shape == parameter.shape
+                if is_shard and isinstance(owner, DTensor) and parameter is not owner:
                     value = shard_like(owner, value)
                 yield name, key, value
 
     def plain_values(self) -> dict[str, object]:
         """The values of the optimizer's state that are not tensors, by `<name>.<key>`."""
         return {
-            f"{self._owners[id(parameter)][0]}.{key}": value
-            for parameter, state in self.optimizer.state.items()
-            if id(parameter) in self._owners
+            f"{name}.{key}": value
+            for name, _, _, state in self._named_states()
             for key, value in state.items()
             if not isinstance(value, Tensor)
         }
@@ -386,10 +372,7 @@ class Update:
     def restore_plain_values(self, plain_values: dict[str, object]) -> None:
         """Set the values that are not tensors, by `<name>.<key>`; missing ones keep their value. A state without a
         tensor is dropped if none of its values is given."""
-        for parameter, state in list(self.optimizer.state.items()):
-            if id(parameter) not in self._owners:
-                continue
-            name, _ = self._owners[id(parameter)]
+        for name, _, parameter, state in self._named_states():
             if not any(isinstance(value, Tensor) or f"{name}.{key}" in plain_values for key, value in state.items()):
                 del self.optimizer.state[parameter]
                 continue
@@ -397,11 +380,7 @@ class Update:
                 if not isinstance(value, Tensor):
                     state[key] = plain_values.get(f"{name}.{key}", value)
         if self._may_grow:
-            states = {
-                self._owners[id(one)][0]: local_parameter
-                for one, local_parameter in self.optimizer.state.items()
-                if id(one) in self._owners
-            }
+            states = {name: state for name, _, _, state in self._named_states()}
             for full_name, value in plain_values.items():
                 name, _, key = full_name.rpartition(".")
                 if name in states:
@@ -435,7 +414,7 @@ def build_update(
 ) -> Update:
     """The task's own optimizer over the model's parameters, or the one that the spec names. `groups`: of the whole
     model; None means those of the plain AdamW, or of a task's optimizer that sees all parameters itself."""
-    if not task.has_optimizer and spec.optimizer.is_built_in:
+    if not task.has_optimizer and spec.optimizer.is_built_in and spec.islands is None:
         return default_update(assembly, spec.optimizer, groups, deterministic=spec.deterministic)
     if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
         nothing = "the stages of this worker have no parameter to train"
@@ -443,7 +422,7 @@ def build_update(
     optimizer, declared = task.build_optimizer(assembly.module, spec.optimizer), task.elementwise_optimizer
     if optimizer is None:
         assert groups is not None, "those of a spec are always made"
-        optimizer, is_kept, declared = named_optimizer(assembly, spec.optimizer, groups), False, None
+        optimizer, is_kept, declared = named_optimizer(assembly, spec.optimizer, groups, spec.islands), False, None
     else:
         if groups is not None:
             regroup(optimizer, groups, assembly)
@@ -546,11 +525,6 @@ def default_update(
     return Update(assembly, optimizer, local_parameters, not_elementwise=why)
 
 
-def _is_shard(value: object, parameter: Tensor) -> bool:
-    """Moments have their parameter's shape; counters such as AdamW's `step` do not, and are equal on all ranks."""
-    return isinstance(value, Tensor) and value.shape == parameter.shape
-
-
 def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:
     """AdamW (Loshchilov & Hutter 2019).
 
@@ -576,7 +550,7 @@ def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, determin
 
 
 def _set_plain(target: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for key in plain_settings(target).keys() - values.keys():
+    for key in select_plain_settings(target).keys() - values.keys():
         del target[key]  # a later step had added it
     for key, value in values.items():
         # JSON has made lists of tuples such as `betas`.
@@ -596,13 +570,14 @@ Change = Sequence[Any]
 """[built, now], or [now] if nothing was built under this name."""
 
 
-def plain_settings(group: Group) -> dict[str, Any]:
-    """Returns the settings that can be saved, which are JSON values."""
-    return {key: _plain(value) for key, value in group.items() if key not in _NOT_SAVED and is_plain(value)}
+def select_plain_settings(group: Group) -> dict[str, Any]:
+    """Returns the settings that can be saved, as they would be read from JSON."""
+    plain = {key: value for key, value in group.items() if key not in _NOT_SAVED and is_plain(value)}
+    return {key: list(value) if isinstance(value, list | tuple) else value for key, value in plain.items()}
 
 
-def changes(built: Group, now: Group) -> dict[str, list[Any]]:
-    """What a run has changed in a group; both as `plain_settings` returns them."""
+def find_changes(built: Group, now: Group) -> dict[str, list[Any]]:
+    """What a run has changed in a group; both as `select_plain_settings` returns them."""
     return {
         key: [built[key], value] if key in built else [value]
         for key, value in now.items()
@@ -610,7 +585,7 @@ def changes(built: Group, now: Group) -> dict[str, list[Any]]:
     }
 
 
-def restored(built: Group, changed: Mapping[str, Change]) -> dict[str, Any]:
+def apply_changes(built: Group, changed: Mapping[str, Change]) -> dict[str, Any]:
     """The plain settings of a group that is built as `built` says now, after a run that had made these changes."""
     kept = {}
     for key, (*before, now) in changed.items():
@@ -619,17 +594,7 @@ def restored(built: Group, changed: Mapping[str, Change]) -> dict[str, Any]:
     return {**built, **kept}
 
 
-def differing(built: Group, saved: Group) -> tuple[str, ...]:
-    """Names of the settings that are saved with another value than they are built with now."""
-    return tuple(sorted(key for key, value in saved.items() if key in built and built[key] != value))
-
-
 def is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN) or (
         isinstance(value, list | tuple) and all(isinstance(item, _PLAIN) for item in value)
     )
-
-
-def _plain(value: Any) -> Any:
-    """Returns the value as it would be read from JSON."""
-    return list(value) if isinstance(value, list | tuple) else value

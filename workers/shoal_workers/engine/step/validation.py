@@ -15,22 +15,22 @@ import time
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.worker_reports import ValidationReport
-from shoal_workers.engine.deterministic.integer_sum import sum_over_ranks, sums_over_ranks
+from shoal_workers.engine.deterministic.integer_sum import sums_over_ranks
+from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.sample_order import validation_order
 from shoal_workers.engine.step.averaged_weights import averaged_weights
 from shoal_workers.engine.step.batch_readers import Key, Request
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.passes import Passes
+from shoal_workers.engine.step.gradients import Passes
 from shoal_workers.engine.step.update import Update
-from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Share
 from shoal_workers.engine.task.task import Dataset
 
@@ -75,7 +75,7 @@ class Validation:
                 seed_everything(self._seed(samples))
                 with generation.user_code:
                     batch = self._batches.of(samples.start, self._order[samples.start : samples.stop])
-                share = self._passes.forward_only(batch)
+                share = self._passes.run_forward(batch)
                 if weight:
                     shares.append(share if share.weight is not None else _weighted(share, weight))
                     sums.append(shares[-1].loss.double())
@@ -110,9 +110,9 @@ class Validation:
 
     def _over_ranks(self, sums: Tensor) -> float:
         if self._generation.spec.deterministic:
-            return sum_over_ranks(sums)
+            return sums_over_ranks([sums])[0]
         total = sums.sum()
-        dist.all_reduce(total)
+        all_ranks().all_reduce(total)
         return float(total)
 
     def _others_over_ranks(self, shares: list[Share]) -> list[float]:
@@ -125,7 +125,7 @@ class Validation:
         if self._generation.spec.deterministic:
             return sums_over_ranks(self._metrics.columns(shares))
         own = self._metrics.sums(shares)
-        dist.all_reduce(own)
+        all_ranks().all_reduce(own)
         sums: list[float] = own.tolist()
         return sums
 

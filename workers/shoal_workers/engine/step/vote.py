@@ -7,15 +7,15 @@
 It comes after the gradients are reduced and before anything is changed. If it completes, every rank has finished its
 backward pass; if it does not, as when a rank has died, no rank has changed anything, `Engine.run` ends with
 COLLECTIVE_FAILED, and the next group repeats the step from the state before it. It replaces the all-reduce
-that clipping needs, so it costs nothing extra; on gloo every rank sends its box to every other one at once. The ones
-add up to the world size: an aborted NCCL communicator returns from a collective without an error, with arbitrary values
-in the buffer. Called by the trainer, and by each update of a loop of the user's own.
+that clipping needs, so it costs nothing extra; on gloo every rank sends its box to every other one at once, with NCCL
+it goes along the axes of the mesh. The ones add up to the world size: an aborted NCCL communicator returns from a
+collective without an error, with arbitrary values in the buffer. Called by the trainer, and by each update of a loop
+of the user's own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal_workers.engine.group.direct_collectives import begin_all_reduce_small
+from shoal_workers.engine.group.all_ranks import Reduction, all_ranks
 from shoal_workers.engine.parallel.device_copies import to_device
 
 _NUM_FIGURES = 8
@@ -54,6 +54,8 @@ class Requests:
     step."""
     agrees_on_buffers: bool = False
     """A forward pass has changed a buffer for the first time: the ranks agree on it, and repeat the step."""
+    lacks_round: bool = False
+    """The round that the islands merge in next is not closed, or not read here."""
 
 
 _request_names = [field.name for field in fields(Requests)]
@@ -139,55 +141,60 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
 
 def begin_vote(ballot: Ballot, rank: int, world_size: int) -> Vote:
     """The same in two parts: the collective has begun when this returns."""
-    # Zeros at all other ranks' indices: the sum leaves each figure as it is, infinities included.
-    figures = [0.0] * (_NUM_FIGURES * world_size)
     costs = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step]
     local_figures = [*costs, ballot.data_s, ballot.cpu_wait_s, ballot.saving_s, 0.0]
-    figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = local_figures
-    words = [1.0, *map(float, _requests_of(ballot.requests)), *figures]
+    words = [1.0, *map(float, _requests_of(ballot.requests))]
     head = _head if ballot.squared_norm.device.type == "cpu" else _head_on_device
-    parts = [head(ballot, words, _NUM_FIGURES * (rank + 1) - 1 - len(figures)), ballot.uses, ballot.metrics]
+    parts = [head(ballot, words, local_figures, rank, world_size), ballot.uses, ballot.metrics]
     given = [to_device(part, ballot.squared_norm.device) for part in parts if part is not None]
     box = given[0] if len(given) == 1 else torch.cat(given)
-    return Vote(box, begin_all_reduce_small(box), world_size, 0 if ballot.uses is None else len(ballot.uses))
-
-
-def _head(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor:
-    """The box without what only some ballots have. `bad_loss`: the place among the words that says whether this rank's
-    loss is bad. Made in one go: each operation on a small tensor would take longer than all of the words."""
-    loss, norm = float(ballot.loss_sum), float(ballot.squared_norm)
-    words[bad_loss] = float(not math.isfinite(loss))
-    if ballot.doubt is not None and ballot.doubt:
-        words[_AGREES] = 1.0
-    return torch.tensor(
-        [loss, norm, float(not (math.isfinite(loss) and math.isfinite(norm))), *words], dtype=torch.float64
+    return Vote(
+        box, all_ranks().begin_all_reduce_small(box), world_size, 0 if ballot.uses is None else len(ballot.uses)
     )
 
 
-def _head_on_device(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor:
-    """The same, without waiting for the device."""
+def _head(ballot: Ballot, words: list[float], local_figures: list[float], rank: int, world_size: int) -> Tensor:
+    """The box without what only some ballots have. The last of the local figures says whether this rank's loss is bad.
+    Made in one go: each operation on a small tensor would take longer than all of the words."""
+    loss, norm = float(ballot.loss_sum), float(ballot.squared_norm)
+    local_figures[-1] = float(not math.isfinite(loss))
+    if ballot.doubt is not None and ballot.doubt:
+        words[_AGREES] = 1.0
+    is_bad = float(not (math.isfinite(loss) and math.isfinite(norm)))
+    # Zeros at all other ranks' indices: the sum leaves each figure as it is, infinities included.
+    figures = [0.0] * (_NUM_FIGURES * world_size)
+    figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = local_figures
+    return torch.tensor([loss, norm, is_bad, *words, *figures], dtype=torch.float64)
+
+
+def _head_on_device(
+    ballot: Ballot, words: list[float], local_figures: list[float], rank: int, world_size: int
+) -> Tensor:
+    """The same, without waiting for the device. The zeros are made there."""
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
-    rest = to_device(torch.tensor(words, dtype=torch.float64), norm.device)
-    rest[bad_loss] = (~torch.isfinite(loss)).double()
+    rest = to_device(torch.tensor([*words, *local_figures], dtype=torch.float64), norm.device)
+    rest[-1] = (~torch.isfinite(loss)).double()
     if ballot.doubt is not None:
         rest[_AGREES] += ballot.doubt
-    return torch.cat([torch.stack([loss, norm, is_bad.double()]), rest])
+    figures = norm.new_zeros(_NUM_FIGURES * world_size)
+    figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = rest[len(words) :]
+    return torch.cat([torch.stack([loss, norm, is_bad.double()]), rest[: len(words)], figures])
 
 
 class Vote:
     """A vote that has begun."""
 
-    def __init__(self, box: Tensor, add_up: Callable[[], None], world_size: int, num_uses: int) -> None:
+    def __init__(self, box: Tensor, reduction: Reduction, world_size: int, num_uses: int) -> None:
         self._box = box
-        self._add_up = add_up
+        self._reduction = reduction
         self._world_size = world_size
         self._num_uses = num_uses
 
     def counted(self, beside: Tensor | None = None) -> Verdict:
         """Waits for the other ranks, and for the device: once, also for `beside`, float64 of shape (n,) on the device.
         Raises as `hold_vote` does."""
-        self._add_up()
+        self._reduction.wait()
         size = len(self._box)
         row = (self._box if beside is None else torch.cat([self._box, beside])).tolist()
         verdict = _verdict(row[:size], self._world_size, self._num_uses)

@@ -47,8 +47,6 @@ class Place:
     name: str
     batch: int
     """Which of the round's batches."""
-    earlier: int
-    """Updates of the same optimizer before it in the round."""
 
 
 class Alternation:
@@ -68,7 +66,7 @@ class Alternation:
             if name in served:
                 batch, served = batch + 1, set()
             served.add(name)
-            places.append(Place(name, batch, sum(place.name == name for place in places)))
+            places.append(Place(name, batch))
         self._round = tuple(places)
         self._num_batches = batch + 1
 
@@ -92,7 +90,7 @@ class Alternation:
 
     def is_first(self, step: int) -> bool:
         """Return whether this is the first update of its optimizer."""
-        return step < len(self._round) and not self._round[step].earlier
+        return step < len(self._round) and all(turn.name != self.name(step) for turn in self._round[:step])
 
     def optimizers(self, step: int) -> Mapping[str, OptimizerState]:
         """What `training_step` gets as its third argument."""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from shoal_workers.engine.task.randomness import generator_states, set_generator_states
+from shoal_workers.engine.randomness import generator_states, set_generator_states
 from shoal_workers.engine.task.returned import Returned
 from shoal_workers.torch_internals import tree_leaves
 
@@ -99,29 +99,20 @@ class _Caught(BaseException):
         self.kwargs = kwargs
 
 
+_LISTS = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "modules"})
+"""Methods of any module that a placeholder refuses, too."""
+
+
 class _Placeholder(nn.Module):
     """Replaces a model of which no process has all."""
 
+    def __getattribute__(self, name: str) -> Any:
+        if name in _LISTS:
+            raise AttributeError(name)  # then Python asks `__getattr__`, which refuses it
+        return super().__getattribute__(name)
+
     def __getattr__(self, name: str) -> Any:
-        _refuse(name)
-
-    def parameters(self, recurse: bool = True) -> NoReturn:
-        _refuse("parameters()")
-
-    def named_parameters(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("named_parameters()")
-
-    def buffers(self, recurse: bool = True) -> NoReturn:
-        _refuse("buffers()")
-
-    def named_buffers(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("named_buffers()")
-
-    def state_dict(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("state_dict()")
-
-    def modules(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("modules()")
+        _refuse(f"{name}()" if name in _LISTS else name)
 
 
 class _ArgumentRecorder(_Placeholder):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal_workers.engine.task.randomness import is_generator, state_of_generator
+from shoal_workers.engine.randomness import is_generator, state_of_generator
 
 _MAX_ITEMS = 10_000
 """Longer containers are data."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.worker_reports import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
-from shoal_workers.engine.group.agreement import gather_values
+from shoal_workers.engine.group.all_ranks import all_ranks
 
 _HALF = (torch.float16, torch.bfloat16)
 _COUNTS = "Return how much of the micro-batch counts: a finite number of 0 or more, such as mask.sum()."
@@ -59,11 +59,13 @@ def read_returned(value: Any, function: Callable[..., Any], name: str = "loss") 
         return Returned(value, {})
     where = f"{name}() ({place_of(function)})"
     if not isinstance(value, tuple):
-        raise TypeError(f"{where} must return a scalar tensor, the mean over the micro-batch; it returned {_a(value)}.")
+        raise TypeError(
+            f"{where} must return a scalar tensor, the mean over the micro-batch; it returned {describe_kind(value)}."
+        )
     loss, *rest = value or (None,)
     metrics: Mapping[Any, Any] = rest.pop() if rest and isinstance(rest[-1], Mapping) else {}
     if len(rest) > 1 or len(value) < 2 or not all(isinstance(item, Tensor | Real) for item in rest):
-        parts = " and ".join(_a(part) for part in value[:4])
+        parts = " and ".join(describe_kind(part) for part in value[:4])
         raise TypeError(
             f"{where} returned a tuple of {len(value)} values: {parts}. Return a scalar tensor, the mean over the "
             'micro-batch, or (sum, weight); and (loss, {"accuracy": value}) or (sum, weight, {"accuracy": value}) to '
@@ -73,7 +75,7 @@ def read_returned(value: Any, function: Callable[..., Any], name: str = "loss") 
         what, before = ("the sum", "weight") if rest else ("the mean", "metrics")
         raise TypeError(
             f"{where} must return a scalar tensor, {what} over the micro-batch, before its {before}; "
-            f"it returned {_a(loss)}."
+            f"it returned {describe_kind(loss)}."
         )
     _refuse_names(metrics, where)
     scalars = {key: _scalar(key, metrics[key], loss, where) for key in sorted(metrics)}
@@ -105,7 +107,7 @@ def _weight(value: Tensor | Real, loss: Tensor, where: str) -> Tensor:
     """Looks at the value only if it is on the host: nothing waits for a GPU."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex():
-            raise TypeError(f"{where} returned {_a(value)} as the weight. {_COUNTS}")
+            raise TypeError(f"{where} returned {describe_kind(value)} as the weight. {_COUNTS}")
         if value.requires_grad:
             raise ValueError(
                 f"{where} returned a weight that depends on the model's parameters. No gradient flows through a "
@@ -134,7 +136,11 @@ def _scalar(name: str, value: Any, loss: Tensor, where: str) -> Tensor:
         return scalar.reshape(()).to(loss.device)
     if isinstance(value, Real):
         return torch.full((), float(value), dtype=torch.float64, device=loss.device)
-    shown = _a(value) if value is None or isinstance(value, Tensor) else f"{_a(value)}, {reprlib.repr(value)}"
+    shown = (
+        describe_kind(value)
+        if value is None or isinstance(value, Tensor)
+        else f"{describe_kind(value)}, {reprlib.repr(value)}"
+    )
     way_out = "Take its mean()." if isinstance(value, Tensor) else "Return a number or a tensor with one element."
     raise TypeError(
         f"{where} returned the metric {name!r} as {shown}. A value is one number: the mean over the samples of the "
@@ -142,11 +148,12 @@ def _scalar(name: str, value: Any, loss: Tensor, where: str) -> Tensor:
     )
 
 
-def _a(value: Any) -> str:
+def describe_kind(value: Any) -> str:
+    """Return what a value is, with an article, for messages: "a tensor of shape (2, 3)", "an int", "None"."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}" + (" of complex numbers" if value.is_complex() else "")
     name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 _WEIGHTED = "(sum, weight)"
@@ -208,7 +215,7 @@ class Metrics:
         """
         form = next((share.form for share in shares if share.form is not None), None)
         if self._form is None:
-            forms = enumerate(gather_values(form))
+            forms = enumerate(all_ranks().gather_values(form))
             rank, self._form = next(((rank, other) for rank, other in forms if other is not None), (0, ("",)))
             if form is not None and form != self._form:
                 self._refuse(form, f"and on rank {rank}")
@@ -270,11 +277,11 @@ class Metrics:
                 "every step: (sum, weight) unless all micro-batches count alike."
             )
         raise ValueError(
-            f"loss() ({place_of(self._function)}) returned {_words(form[1:])} for this micro-batch, {elsewhere} "
-            f"{_words(self._agreed[1:])}. It must return the same metrics for every micro-batch, on every rank and in "
-            "every step: their values are means over all samples. Return nan where a metric has no value."
+            f"loss() ({place_of(self._function)}) returned {_join_names(form[1:])} for this micro-batch, {elsewhere} "
+            f"{_join_names(self._agreed[1:])}. It must return the same metrics for every micro-batch, on every rank "
+            "and in every step: their values are means over all samples. Return nan where a metric has no value."
         )
 
 
-def _words(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return f"the metrics {', '.join(names)}" if names else "no metrics"

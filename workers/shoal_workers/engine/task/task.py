@@ -29,10 +29,10 @@ from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.engine.length_buckets import Bucket, LengthBuckets
 from shoal_workers.engine.parallel.global_norm import synchronise
 from shoal_workers.engine.parallel.sharding import default_shard_units
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.task.alternation import METRIC, Alternation, alternation_of
 from shoal_workers.engine.task.data_identity import content_hash_of
-from shoal_workers.engine.task.randomness import seed_everything
-from shoal_workers.engine.task.returned import Metrics, Returned, place_of, read_returned
+from shoal_workers.engine.task.returned import Metrics, Returned, describe_kind, place_of, read_returned
 from shoal_workers.engine.task.task_collectives import refuse_wrapped
 
 _SHOWN_CLASSES = 12
@@ -181,11 +181,11 @@ class LoadedTask:
             isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == size for tensor in tensors
         ):
             shapes = ", ".join(
-                str(list(tensor.shape)) if isinstance(tensor, Tensor) else _kind(tensor) for tensor in tensors
+                str(list(tensor.shape)) if isinstance(tensor, Tensor) else describe_kind(tensor) for tensor in tensors
             )
             raise ValueError(
-                f"{self.line_of('embed')}: embed() returned {shapes or _kind(value)}. Return a tensor, or a tuple of "
-                f"tensors, each with one row for each of the {size} samples of the micro-batch."
+                f"{self.line_of('embed')}: embed() returned {shapes or describe_kind(value)}. Return a tensor, or a "
+                f"tuple of tensors, each with one row for each of the {size} samples of the micro-batch."
             )
         return tuple(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
 
@@ -239,7 +239,7 @@ class LoadedTask:
             return (), None
         wanted = TextDataConfig.model_validate(spec.data).wanted_weights
         weights = in_force(recorded, wanted, step)
-        change(weights, spec.batch.global_size)
+        change(weights, spec.samples_per_step)
         return weights, late(wanted, weights[len(began(recorded, step)) :])
 
     @property
@@ -270,7 +270,7 @@ class LoadedTask:
         data = self._task.build_dataset(split)
         left_out = getattr(data, "left_out", None)
         if isinstance(left_out, Mapping) and left_out:
-            reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items())
+            reasons = ", ".join(f"{reason}: {number:,}" for reason, number in left_out.items())
             self.remarks.append(f"left out of the {split} data: {reasons}.")
         if split != "train" and (data is None or len(data) == 0):
             if data is not None:
@@ -287,10 +287,10 @@ class LoadedTask:
             )
         if isinstance(data, DataLoader | IterableDataset):
             raise TypeError(
-                f"{self.line_of('build_dataset')}: build_dataset({split!r}) returned {_kind(data)}, but Shoal itself "
-                "chooses which samples are read, and makes the batches. Two ways out: return a map-style dataset, with "
-                "__len__ and __getitem__ (that of the loader), which batch.num_workers reads ahead; or read the loader "
-                "or the stream in a loop, with run.batches(...), see docs/loops.md."
+                f"{self.line_of('build_dataset')}: build_dataset({split!r}) returned {describe_kind(data)}, but Shoal "
+                "itself chooses which samples are read, and makes the batches. Two ways out: return a map-style "
+                "dataset, with __len__ and __getitem__ (that of the loader), which batch.num_workers reads ahead; or "
+                "read the loader or the stream in a loop, with run.batches(...), see docs/loops.md."
             )
         if getattr(data, "tokens_per_micro_batch", None) is None:
             return data  # type: ignore[no-any-return]
@@ -315,8 +315,8 @@ class LoadedTask:
         model = self._task.build_model()
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"{self.line_of('build_model')}: build_model() returned {_kind(model)}, not a torch.nn.Module. Does it "
-                "end with `return model`?"
+                f"{self.line_of('build_model')}: build_model() returned {describe_kind(model)}, not a torch.nn.Module. "
+                "Does it end with `return model`?"
             )
         if self._spec.batch.sync is BatchSync.GLOBAL:
             synchronise(model, self.line_of("build_model"))
@@ -325,8 +325,8 @@ class LoadedTask:
             described = describe(model)
             if not isinstance(described, Mapping):
                 raise TypeError(
-                    f"{self.line_of('export_config')}: export_config() returned {_kind(described)}, not a dict with "
-                    '"config" and "renames".'
+                    f"{self.line_of('export_config')}: export_config() returned {describe_kind(described)}, not a dict "
+                    'with "config" and "renames".'
                 )
             self.export = dict(described)
         return model
@@ -339,15 +339,15 @@ class LoadedTask:
         optimizer = build(model, settings.model_dump())
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
-                f"{self.line_of('build_optimizer')}: build_optimizer() returned {_kind(optimizer)}, not a "
+                f"{self.line_of('build_optimizer')}: build_optimizer() returned {describe_kind(optimizer)}, not a "
                 "torch.optim.Optimizer. A task has one optimizer. Updates of several in turn have training_step(), "
                 "see docs/tasks.md; a program with a loop of its own is a script, see docs/porting.md."
             )
         if needs_arguments(optimizer.step):
             raise TypeError(
-                f"{self.line_of('build_optimizer')}: build_optimizer() returned {_kind(optimizer)}, whose step() needs "
-                "a closure that computes the loss several times, and Shoal computes it once for each step. Return an "
-                "optimizer whose step() needs none."
+                f"{self.line_of('build_optimizer')}: build_optimizer() returned {describe_kind(optimizer)}, whose "
+                "step() needs a closure that computes the loss several times, and Shoal computes it once for each "
+                "step. Return an optimizer whose step() needs none."
             )
         return optimizer
 
@@ -383,8 +383,8 @@ class LoadedTask:
         unit_classes = list(units) if isinstance(units, Iterable) else []
         if not isinstance(units, Iterable) or not all(isinstance(unit, nn.Module) for unit in unit_classes):
             raise TypeError(
-                f"{self.line_of('shard_units')}: shard_units() returned {_kind(units)}, not a list of modules. Return "
-                "the blocks of the model whose parameters are gathered together."
+                f"{self.line_of('shard_units')}: shard_units() returned {describe_kind(units)}, not a list of modules. "
+                "Return the blocks of the model whose parameters are gathered together."
             )
         return unit_classes
 
@@ -403,9 +403,9 @@ def load_task(spec: JobSpec) -> LoadedTask:
         ) from None
     if not isinstance(task_class, type):
         raise TypeError(
-            f"task {spec.task!r}: {class_name} ({place_of(task_class)}) is {_kind(task_class)}, not a class. Name a "
-            "class with build_model(), build_dataset() and loss(). A program that trains by itself is a script: shoal "
-            "submit train.py, see docs/porting.md."
+            f"task {spec.task!r}: {class_name} ({place_of(task_class)}) is {describe_kind(task_class)}, not a class. "
+            "Name a class with build_model(), build_dataset() and loss(). A program that trains by itself is a script: "
+            "shoal submit train.py, see docs/porting.md."
         )
     refuse_constructor(task_class)
     task = task_class(model=spec.model, data=spec.data, seed=spec.seed)
@@ -439,11 +439,6 @@ def _imported(name: str, spec: JobSpec) -> ModuleType:
             "that contains it.",
             name=error.name,
         ) from None
-
-
-def _kind(value: object) -> str:
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 REQUIRED = ("build_model", "build_dataset", "loss")

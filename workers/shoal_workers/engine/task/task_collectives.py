@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -107,6 +107,10 @@ _FOR_THEIR_CALLER = (
     "<",
 )
 
+_CALLS = "calls the collective {}() of torch.distributed: results would depend on the number of"
+_READS = "reads get_world_size() of torch.distributed: results would depend on the number of"
+_FORMS = "calls {}() of torch.distributed: Shoal itself forms the groups, anew for any number of"
+"""What is refused; the workers follow."""
 _WAYS = {
     Phase.OPTIMIZER: "The parameters are DTensors: their own operations (full_tensor(), redistribute(), sums, norms) "
     "communicate by themselves and are right in every layout; use these.",
@@ -128,7 +132,6 @@ class _State:
     """What this process knows of its calls into the task. Written by the training thread, except a refusal."""
 
     def __init__(self) -> None:
-        self.is_installed = False
         self.calls: list[tuple[Callable[[], Phase], Callable[[str], None]]] = []
         """Into the task, that are under way: the phase, and what takes a remark."""
         self.refused: CollectiveRefused | None = None
@@ -139,18 +142,16 @@ _kinds: dict[str, bool | None] = {}
 """True if a file is the task's, by file; None if it acts for its caller."""
 
 
+@cache
 def guard_collectives() -> None:
     """Idempotent. Replaces functions of torch before the task is imported."""
-    if _state.is_installed:
-        return
-    _state.is_installed = True
     for name in _METHODS:
-        _replace(name, _refuse_call, ProcessGroup)
+        _replace(name, partial(_refuse, _CALLS), ProcessGroup)
     for name in _FUNCTIONAL:
-        _replace(name, _refuse_call, functional_collectives)
+        _replace(name, partial(_refuse, _CALLS), functional_collectives)
     for name in _GROUPS:
-        _replace(name, _refuse_group, dist, dist.distributed_c10d, device_mesh)
-    _replace("get_world_size", _refuse_world_size, dist)
+        _replace(name, partial(_refuse, _FORMS), dist, dist.distributed_c10d, device_mesh)
+    _replace("get_world_size", partial(_refuse, _READS), dist)
     _replace("get_rank", _remark_rank, dist)
 
 
@@ -245,25 +246,10 @@ def _line(frame: FrameType) -> str:
     return line_in(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
 
 
-def _refuse_call(name: str, frame: FrameType) -> None:
-    _refuse(f"{_line(frame)} calls the collective {name}() of torch.distributed: results would depend on the number of")
-
-
-def _refuse_world_size(_: str, frame: FrameType) -> None:
-    _refuse(f"{_line(frame)} reads get_world_size() of torch.distributed: results would depend on the number of")
-
-
-def _refuse_group(name: str, frame: FrameType) -> None:
-    _refuse(
-        f"{_line(frame)} calls {name}() of torch.distributed: Shoal itself forms the groups, anew for any number of"
-    )
-
-
-def _refuse(message: str) -> None:
-    """`words` end where the workers are named."""
+def _refuse(what: str, name: str, frame: FrameType) -> None:
     phase, _remark = _state.calls[-1]
     way = _WAYS.get(phase(), _WAY)
-    error = CollectiveRefused(f"{message} workers, which changes while a job runs. {way}")
+    error = CollectiveRefused(f"{_line(frame)} {what.format(name)} workers, which changes while a job runs. {way}")
     # Also kept, because a bare `except` of the task may catch what is raised.
     _state.refused = _state.refused or error
     raise error

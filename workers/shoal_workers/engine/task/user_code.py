@@ -25,9 +25,9 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -69,7 +69,7 @@ class UserCode:
     """Context manager, reusable: `with user_code: task.loss(...)`.
 
     It also refuses what the task's code may not do to the process: collectives of its own (task_collectives.py), and
-    settings that it leaves changed (process_settings.py).
+    settings that it leaves changed.
 
     Args:
         phase: called at the time of the error.
@@ -89,7 +89,7 @@ class UserCode:
         self._settings: list[ProcessSettings] = []
 
     def __enter__(self) -> UserCode:
-        self._settings.append(ProcessSettings.now())
+        self._settings.append(ProcessSettings())
         enter_task(self._phase, self._remark)
         return self
 
@@ -106,7 +106,7 @@ class UserCode:
             return
         if left:
             try:
-                raise SettingLeft(self._words(left))
+                raise SettingLeft(self._describe(left))
             except SettingLeft as setting:
                 raise self._failed(setting) from None
         if error is not None:
@@ -115,7 +115,7 @@ class UserCode:
     def _failed(self, error: BaseException) -> TaskFailed:
         return TaskFailed(make_error_report(error, self._phase(), in_task_call=True, place=self.place))
 
-    def _words(self, left: str) -> str:
+    def _describe(self, left: str) -> str:
         phase = self._phase()
         where = self.place(_MEMBERS.get(phase, "loss")) or "the task"
         if phase is Phase.PREPARING:
@@ -253,6 +253,42 @@ def _type_of(error: BaseException) -> str:
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 _entered: list[object] = []
 """Modes that are ended when they are freed."""
+
+
+def _set_autocast(are_enabled: tuple[bool, ...]) -> None:
+    for device, is_enabled in zip(_AUTOCAST_DEVICES, are_enabled, strict=True):
+        torch.set_autocast_enabled(device, is_enabled)
+
+
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "inference": (torch.is_inference_mode_enabled, lambda is_on: _entered.append(enter_inference_mode(is_on=is_on))),
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "device": (default_device, torch.set_default_device),
+    "autocast": (lambda: tuple(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)), _set_autocast),
+    "dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "anomaly": (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda modes: torch.autograd.set_detect_anomaly(*modes),
+    ),
+    "deterministic": (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda modes: torch.use_deterministic_algorithms(modes[0], warn_only=modes[1]),
+    ),
+}
+"""How each setting is read and written. In the order in which they are written: inference mode also changes whether
+gradients are on."""
+_REFUSALS = {
+    "inference": "inference mode was left on; write `with torch.inference_mode():` around what needs it.",
+    "gradients": "gradients were switched and left so (torch.set_grad_enabled({})); write `with torch.no_grad():` "
+    "around what needs none. Shoal itself validates without gradients.",
+    "device": "the default device was left at {} (torch.set_default_device); leave it: build_model() builds on the CPU "
+    "and Shoal moves model and batches, and new tensors take device=batch.device.",
+    "autocast": "autocast was left on (torch.set_autocast_enabled); set precision: bf16 in the spec, or write "
+    "`with torch.autocast(...):` around what needs it.",
+    "dtype": "the default dtype was left at {} (torch.set_default_dtype), which only calls after this one would have; "
+    "set it where the module is imported, or give tensors and modules a dtype=.",
+}
 _UNDONE = {
     "threads": "torch.set_num_threads(), which was undone: worker.cpus decides how many threads a worker has.",
     "anomaly": "torch.autograd.set_detect_anomaly(), which was undone: called within loss(), it counts for the "
@@ -262,90 +298,32 @@ _UNDONE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """What a task may leave changed in this process, at one moment. Read before and after each call into the task,
-    which takes 2 us."""
+    """The settings that a task may leave changed in this process, as they are when this is made. Read before and after
+    each call into the task, which takes microseconds."""
 
-    has_gradients: bool
-    is_inference: bool
-    dtype: torch.dtype
-    device: torch.device | None
-    autocast: tuple[bool, ...]
-    threads: int
-    anomaly: tuple[bool, bool]
-    deterministic: tuple[bool, bool]
-
-    @staticmethod
-    def now() -> ProcessSettings:
-        return ProcessSettings(
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            default_device(),
-            tuple(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)),
-            torch.get_num_threads(),
-            (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-            (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        )
+    def __init__(self) -> None:
+        self._values = {name: read() for name, (read, _) in _SETTINGS.items()}
 
     def left_by(self, phase: Phase) -> tuple[str, list[str]]:
         """What a call that began with these settings has left: why that is refused (empty: it is not), and the remarks
         on what was undone. Afterwards all are as they were, but for what is accepted."""
-        now = ProcessSettings.now()
-        if now == self:
+        now = {name: read() for name, (read, _) in _SETTINGS.items()}
+        changed = [name for name, value in now.items() if value != self._values[name]]
+        if not changed:
             return "", []
-        refused = _refused(self, now, phase)
-        remarks = [
-            f"The task calls {message}"
-            for name, message in _UNDONE.items()
-            if getattr(now, name) != getattr(self, name)
-        ]
-        _restore(self, now, keeps_dtype=not refused)
-        return refused, remarks
+        refused = [_REFUSALS[name].format(now[name]) for name in changed if _is_refused(name, now[name], phase)]
+        for name, (read, write) in _SETTINGS.items():
+            is_accepted = name == "dtype" and not refused
+            if not is_accepted and read() != self._values[name]:
+                write(self._values[name])
+        return next(iter(refused), ""), [f"The task calls {_UNDONE[name]}" for name in changed if name in _UNDONE]
 
 
-def _refused(before: ProcessSettings, after: ProcessSettings, phase: Phase) -> str:
-    if after.is_inference != before.is_inference:
-        return "inference mode was left on; write `with torch.inference_mode():` around what needs it."
-    if after.has_gradients != before.has_gradients:
-        state = "on" if after.has_gradients else "off"
-        return (
-            f"gradients were switched {state} and left so (torch.set_grad_enabled({after.has_gradients})); write "
-            "`with torch.no_grad():` around what needs none. Shoal itself validates without gradients."
-        )
-    if after.device != before.device and after.device != torch.device("cpu"):
-        return (
-            f"the default device was left at {after.device} (torch.set_default_device); leave it: build_model() builds "
-            "on the CPU and Shoal moves model and batches, and new tensors take device=batch.device."
-        )
-    if after.autocast != before.autocast:
-        return (
-            "autocast was left on (torch.set_autocast_enabled); set precision: bf16 in the spec, or write "
-            "`with torch.autocast(...):` around what needs it."
-        )
-    if after.dtype != before.dtype and phase is not Phase.PREPARING:
-        return (
-            f"the default dtype was left at {after.dtype} (torch.set_default_dtype), which only calls after this one "
-            "would have; set it where the module is imported, or give tensors and modules a dtype=."
-        )
-    return ""
-
-
-def _restore(before: ProcessSettings, now: ProcessSettings, *, keeps_dtype: bool) -> None:
-    if now.is_inference != before.is_inference:
-        _entered.append(enter_inference_mode(is_on=before.is_inference))
-    torch.set_grad_enabled(before.has_gradients)
-    if not keeps_dtype:
-        torch.set_default_dtype(before.dtype)
-    if now.device != before.device:
-        torch.set_default_device(before.device)
-    for device, is_enabled in zip(_AUTOCAST_DEVICES, before.autocast, strict=True):
-        torch.set_autocast_enabled(device, is_enabled)
-    torch.set_num_threads(before.threads)
-    torch.autograd.set_detect_anomaly(*before.anomaly)
-    is_deterministic, warns_only = before.deterministic
-    torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+def _is_refused(name: str, value: Any, phase: Phase) -> bool:
+    if name == "device" and value == torch.device("cpu"):
+        return False
+    return name in _REFUSALS and not (name == "dtype" and phase is Phase.PREPARING)
 
 
 class Remarks:

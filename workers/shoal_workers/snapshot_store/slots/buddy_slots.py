@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.slot_files import Regions, SlotFile, SlotPool, at
+from shoal_workers.snapshot_store.slots.slot_files import Regions, SlotFile, SlotPool
 
 _HEADROOM_BYTES = 64 << 10
 """A new slot is larger by this much, so that a copy whose plain values are a few digits longer still fits."""
@@ -41,30 +41,28 @@ class BuddySlots:
                 raise OutdatedCopy(
                     f"generation {generation} is over: copies before generation {self._oldest_generation} were dropped"
                 )
-            idle = self._idle()
-            headers = [slot.header for slot in idle]
-            free = retention.reusable_for_copy(headers, generation=generation, rank=rank, keep_step=keep_step)
-            slot = self._pool.take(at(idle, free), regions.file_bytes, headroom_bytes=_HEADROOM_BYTES)
+            free = retention.reusable_for_copy(self._idle(), generation=generation, rank=rank, keep_step=keep_step)
+            slot = self._pool.take(free, regions.file_bytes, headroom_bytes=_HEADROOM_BYTES)
             self._receiving.add(slot)
         slot.begin()
         return slot
 
     def release(self, slot: SlotFile) -> None:
-        """Gives a slot back, once the copy in it is complete or was broken off."""
+        """Give a slot back, once the copy in it is complete or was broken off."""
         with self._lock:
             self._receiving.discard(slot)
             if slot.header is not None and slot.header.generation < self._oldest_generation:
                 slot.begin()  # its generation was dropped while the copy was received
 
     def drop_older(self, generation: int) -> None:
-        """Drops copies of earlier generations, and refuses new ones."""
+        """Drop copies of earlier generations, and refuse new ones."""
         with self._lock:
             self._oldest_generation = max(self._oldest_generation, generation)
             idle = self._idle()
             for slot in idle:
                 if slot.header is not None and retention.is_outdated(slot.header, before=generation):
                     slot.begin()
-            self._pool.release(at(idle, retention.surplus_empty([slot.header for slot in idle])))
+            self._pool.release(retention.surplus_empty(idle))
 
     def close(self) -> None:
         """Called after all threads of the server have ended."""

@@ -28,7 +28,7 @@ import torch
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.snapshot_store.slots import retention
 from shoal_workers.snapshot_store.slots.own_slots import Shape, view_of
-from shoal_workers.snapshot_store.slots.slot_files import SlotFile, SlotPool, Stamp, at
+from shoal_workers.snapshot_store.slots.slot_files import SlotFile, SlotPool, Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _log = logging.getLogger(__name__)
@@ -49,18 +49,17 @@ class LiveSlot:
         return self._shape.plan
 
     def view(self, fqn: str) -> torch.Tensor:
-        """The item, with its dtype and sizes."""
+        """Return the item, with its dtype and sizes."""
         return view_of(self._payload, self._items[fqn])
 
     def room(self, fqn: str, num_bytes: int) -> torch.Tensor:
-        """The item's bytes and, if `with_rooms` reserved more for it, the bytes that follow; uint8."""
+        """Return the item's bytes and, if `with_rooms` reserved more for it, the bytes that follow; uint8."""
         start = self._items[fqn].file_offset
         return self._payload[start : start + num_bytes]
 
     def is_of(self, generation: int, step: int) -> bool:
-        """Returns whether it holds the complete state of this generation after this step."""
-        header = self.file.header
-        return header is not None and (header.generation, header.step) == (generation, step)
+        """Return whether it holds the complete state of this generation after this step."""
+        return self.file.is_of(generation, step)
 
     @property
     def held(self) -> frozenset[str]:
@@ -76,7 +75,7 @@ class LiveSlot:
         self.file.begin()
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
-        """Declares that it holds the state that the stamp names. Returns False if `extra_json` is too long; the part
+        """Declare that it holds the state that the stamp names. Return False if `extra_json` is too long; the part
         stays incomplete."""
         file, regions = self.file, self._shape.regions
         if len(extra_json) > regions.extra_room:
@@ -106,7 +105,7 @@ class LiveSlots:
         self._restored: tuple[int, int] | None = None
 
     def make(self, plan: SavePlan, *, extra_bytes: int, restoring: tuple[int, int] | None = None) -> LiveSlot:
-        """The first slot of a new model, and memory for the second.
+        """Return the first slot of a new model, and memory for the second.
 
         The tensors of earlier models are no longer in use. `restoring`: (generation, step) of the snapshot that the
         group is about to read; it stays complete. SharedMemoryFull.
@@ -114,19 +113,19 @@ class LiveSlots:
         self._shape = Shape.of(plan, extra_bytes=extra_bytes)
         slots = self._pool.slots
         restored = self._restored if restoring is None else restoring
-        free = at(slots, retention.reusable_live([slot.header for slot in slots], restored=restored))
-        held = [slot for slot in slots if slot not in free]
+        free = retention.reusable_live(slots, restored=restored)
+        complete = [slot for slot in slots if slot not in free]
         self._current, self._next = [], None
         try:
             first = self._pool.take(free, self._num_bytes)
             first.begin()
-            if held:
-                self._next = held[0]
+            if complete:
+                self._next = complete[0]
                 self._next.grow(self._num_bytes)  # not `take`: the part that the group will read stays complete
             else:
                 self._next = self._pool.take((slot for slot in free if slot is not first), self._num_bytes)
         except SharedMemoryFull:
-            self._pool.release(slot for slot in self._pool.slots if slot not in held)
+            self._pool.release(slot for slot in self._pool.slots if slot not in complete)
             self._next = None
             raise
         self._current = [first]
@@ -135,11 +134,7 @@ class LiveSlots:
     def make_anew(self, slot: LiveSlot, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
         """`slot`, the current one, in another layout. The other slot, complete or not, keeps what it holds; it gets the
         layout when it becomes the second slot. SharedMemoryFull: as before, but `slot` holds no part."""
-        others = [
-            *(live_slot for live_slot in self._current if live_slot is not slot.file),
-            *([self._next] if self._next else []),
-        ]
-        (other,) = others
+        (other,) = (used for used in self._used if used is not slot.file)
         shape = Shape.of(plan, extra_bytes=extra_bytes)
         slot.file.begin()
         slot.file.grow(shape.regions.file_bytes)
@@ -149,14 +144,13 @@ class LiveSlots:
         return LiveSlot(slot.file, shape)
 
     def make_second(self, *, keep_restored: bool) -> LiveSlot:
-        """The second slot, once every rank has read what it needs, and before the first update.
+        """Return the second slot, once every rank has read what it needs, and before the first update.
 
         `keep_restored`: what the group was restored from stays until `drop_older`, if there is memory for a third slot.
         """
         assert self._shape is not None and self._next is not None
         second = self._next
-        held = second.header
-        if keep_restored and held is not None and (held.generation, held.step) == self._restored:
+        if keep_restored and self._restored is not None and second.is_of(*self._restored):
             try:
                 free = [slot for slot in self._pool.slots if slot not in (*self._current, second)]
                 second = self._pool.take(free, self._num_bytes)
@@ -176,13 +170,13 @@ class LiveSlots:
         return self._pool.slots
 
     def keep_restored(self, generation: int, step: int) -> None:
-        """Keeps the snapshot that the group was restored from until `drop_older`."""
+        """Keep the snapshot that the group was restored from until `drop_older`."""
         self._restored = generation, step
 
     def drop_older(self, generation: int) -> None:
-        """Drops the snapshots of earlier generations, except the slots of the current model. If that needed a third
+        """Drop the snapshots of earlier generations, except the slots of the current model. If that needed a third
         slot, one more stays allocated for the next change of layout."""
-        used = [*self._current, *([] if self._next is None else [self._next])]
+        used = self._used
         spare = [
             slot
             for slot in self._pool.slots
@@ -197,6 +191,11 @@ class LiveSlots:
 
     def close(self) -> None:
         self._pool.close()
+
+    @property
+    def _used(self) -> list[SlotFile]:
+        """The slots of the current model."""
+        return [*self._current, *([] if self._next is None else [self._next])]
 
     @property
     def _num_bytes(self) -> int:

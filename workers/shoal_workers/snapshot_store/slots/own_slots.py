@@ -17,21 +17,75 @@ import ctypes
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch import Tensor
 
 from shoal_workers.checkpoint.index import ALIGNMENT_BYTES, IndexItem, ShardIndex
 from shoal_workers.checkpoint.save_plan import PlannedItem, SavePlan, local_tensor, plan_key, plan_save
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.pinned import HostRuntime, Pin, pin, runtime_of
-from shoal_workers.snapshot_store.slots.slot_files import Regions, SlotFile, SlotPool, Stamp, at, fitting
+from shoal_workers.snapshot_store.slots.slot_files import Regions, SlotFile, SlotPool, Stamp, fitting
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
+
+
+class HostRuntime(Protocol):
+    """The two functions of CUDA's runtime; 0 is success."""
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int, /) -> Any: ...  # noqa: N802
+
+    def cudaHostUnregister(self, address: int, /) -> Any: ...  # noqa: N802
+
+
+class Pin:
+    """Shared memory that is registered with the driver of a GPU, which then copies into it at the speed of the bus.
+
+    Memory that is not registered is filled through a buffer of the driver, page by page, several times as slowly, while
+    the thread waits. The `Pin` keeps the memory mapped, and must be dropped before the memory is given back. If the
+    driver refuses (a limit on locked memory), snapshots are as slow as before.
+    """
+
+    def __init__(self, memory: Tensor, runtime: HostRuntime) -> None:
+        self._memory = memory
+        self._runtime = runtime
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter, or the GPU, may be gone
+            self._runtime.cudaHostUnregister(self._memory.data_ptr())
+
+
+def pin(memory: Tensor, runtime: HostRuntime | None) -> Pin | None:
+    """None if there is no GPU, or its driver refuses. `memory`: bytes, from the beginning of a page."""
+    if runtime is None or not memory.nbytes:
+        return None
+    status = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if status:
+        _log.warning("snapshot_store.not_pinned", extra={"num_bytes": memory.nbytes, "cuda_error": status})
+        _forget_error()
+        return None
+    return Pin(memory, runtime)
+
+
+def find_host_runtime(state: Mapping[str, Tensor]) -> HostRuntime | None:
+    """CUDA's, if any tensor is on a GPU."""
+    if any(local_tensor(tensor).is_cuda for tensor in state.values()):
+        runtime: HostRuntime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        return runtime
+    return None
+
+
+def _forget_error() -> None:
+    """CUDA reports an error of registration once more at the next launch."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +106,7 @@ class OwnSlots:
         self,
         directory: Path,
         make_room: Callable[[], bool] | None = None,
-        find_runtime: Callable[[Mapping[str, torch.Tensor]], HostRuntime | None] = runtime_of,
+        find_runtime: Callable[[Mapping[str, torch.Tensor]], HostRuntime | None] = find_host_runtime,
     ) -> None:
         """`find_runtime`: that of the GPU of a state, which pins the slots."""
         self._pool = SlotPool(directory, "own", make_room)
@@ -76,13 +130,13 @@ class OwnSlots:
         self._restored: tuple[int, int] | None = None
 
     def prepare(self, state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> None:
-        """Allocates and touches the memory without overwriting a complete part. SharedMemoryFull."""
+        """Allocate and touch the memory without overwriting a complete part. SharedMemoryFull."""
         self._reserve(self._shape_of(state, owns_replicated, extra_bytes=0), retention.NUM_OWN_SLOTS)
 
     def write(
         self, state: Mapping[str, torch.Tensor], stamp: Stamp, extra: Mapping[str, Any], *, owns_replicated: bool
     ) -> None:
-        """Writes a snapshot. When it returns, `state` and `extra` may change.
+        """Write a snapshot. When it returns, `state` and `extra` may change.
 
         SharedMemoryFull; the earlier snapshots are unchanged then.
         """
@@ -107,16 +161,17 @@ class OwnSlots:
         return self._shape.plan
 
     def keep_restored(self, generation: int, step: int) -> None:
-        """Keeps the snapshot that the group was restored from until the new generation has one of its own."""
+        """Keep the snapshot that the group was restored from until the new generation has one of its own."""
         self._restored = generation, step
 
     def holds(self, generation: int, step: int) -> bool:
+        """Return whether this process still has a copy of its own state at this step."""
         with self._lock:
-            headers = [slot.header for slot in self._pool.slots]
-        return any(h is not None and (h.generation, h.step) == (generation, step) for h in headers)
+            return any(slot.is_of(generation, step) for slot in self._pool.slots)
 
     def hand_over(self, keep_step: int | None = None) -> tuple[SlotFile, Callable[[], None]] | None:
-        """The newest snapshot, which does not change until `sent`, and a function that the sender thread calls first.
+        """Return the newest snapshot, which does not change until `sent`, and a function that the sender thread calls
+        first.
 
         `keep_step`: this step of the same generation is retained instead of the last one that was sent.
 
@@ -128,13 +183,13 @@ class OwnSlots:
             if slot is None or shape is None:
                 return None
             self._sending = slot
-            older = self._retained_at(slot, keep_step) or self._last_sent
+            generation = slot.header.generation if slot.header is not None else None
+            older = next((other for other in self._retained if other.is_of(generation, keep_step)), self._last_sent)
             self._retained = [slot] if older is None else [older, slot]
             num_slots = retention.num_own_slots(
                 has_copy=self._last_sent is not None, num_since_sent=self._num_since_sent
             )
             self._num_since_sent, self._num_wanted = 0, num_slots
-            generation = slot.header.generation if slot.header is not None else None
 
         def reserve() -> None:
             try:
@@ -144,15 +199,8 @@ class OwnSlots:
 
         return slot, reserve
 
-    def _retained_at(self, newest: SlotFile, step: int | None) -> SlotFile | None:
-        generation = newest.header.generation if newest.header is not None else None
-        for slot in self._retained:
-            if slot.header is not None and (slot.header.generation, slot.header.step) == (generation, step):
-                return slot
-        return None
-
     def sent(self, slot: SlotFile, has_arrived: bool) -> None:
-        """Ends what `hand_over` began; called by the sender thread. `has_arrived`: the buddy has a complete copy."""
+        """End what `hand_over` began; called by the sender thread. `has_arrived`: the buddy has a complete copy."""
         with self._lock:
             self._sending = None
             if has_arrived:
@@ -213,9 +261,8 @@ class OwnSlots:
     def _give_up_retained(self, shape: Shape, generation: int) -> SlotFile | None:
         """A retained slot that fits, other than the one that is being sent and the one that must stay."""
         with self._lock:
-            slots = self._pool.slots
-            position = retention.kept(_headers(slots), generation=generation, restored=self._restored)
-            stay = (self._sending, None if position is None else slots[position])
+            kept = retention.kept(self._pool.slots, generation=generation, restored=self._restored)
+            stay = (self._sending, kept)
             candidates = [slot for slot in self._retained if slot not in stay]
             slot = next(iter(fitting(candidates, shape.regions.file_bytes)), None)
             if slot is not None:
@@ -228,15 +275,8 @@ class OwnSlots:
 
     def _overwritable(self, generation: int) -> list[SlotFile]:
         """Oldest first."""
-        slots = self._pool.slots
         held = (self._sending, *self._retained)
-        positions = retention.overwritable(
-            _headers(slots),
-            generation=generation,
-            restored=self._restored,
-            held=[position for position, slot in enumerate(slots) if slot in held],
-        )
-        return at(slots, positions)
+        return retention.overwritable(self._pool.slots, generation=generation, restored=self._restored, held=held)
 
     def _reserve(self, shape: Shape, num_slots: int, generation: int | None = None) -> None:
         """`generation`: slots of another size that it may overwrite are taken over; None if nothing is overwritten."""
@@ -257,7 +297,8 @@ class OwnSlots:
                 self._lay_out(slot, shape)
 
     def _lay_out(self, slot: SlotFile, shape: Shape) -> _Views:
-        """The tensors over the slot; writes the index if the slot has another shape. No part is complete in it."""
+        """Return the tensors over the slot; writes the index if the slot has another shape. No part is complete in
+        it."""
         views = self._views.get(slot)
         if views is None or views.shape is not shape:
             views = self._views.pop(slot, None)
@@ -282,7 +323,7 @@ class OwnSlots:
         return [slot for slot in self._overwritable(generation) if not slot.fits(num_bytes)]
 
     def _forget(self, slots: Collection[SlotFile]) -> None:
-        """Forgets slots that were resized or removed, and hold no part."""
+        """Forget slots that were resized or removed, and hold no part."""
         for slot in slots:
             if slot is self._last_sent:
                 self._last_sent = None
@@ -294,12 +335,8 @@ def _drop(views: WeakKeyDictionary[SlotFile, _Views], slot: ref[SlotFile]) -> No
         views.pop(changing, None)
 
 
-def _headers(slots: Sequence[SlotFile]) -> retention.Headers:
-    return [slot.header for slot in slots]
-
-
 def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
-    """Copies with memmove where possible: torch's copy loop writes through the cache, which takes longer."""
+    """Copy with memmove where possible: torch's copy loop writes through the cache, which takes longer."""
     targets, sources = [], []
     for item, view, address in zip(plan.items, views.tensors, views.addresses, strict=True):
         tensor = state[item.fqn]
@@ -330,18 +367,18 @@ class Shape:
 
     @staticmethod
     def of(plan: SavePlan, *, extra_bytes: int) -> Shape:
-        """Reserves twice `extra_bytes` for the plain values, since they grow."""
+        """Reserve twice `extra_bytes` for the plain values, since they grow."""
         index = _index_of(plan)
         room = max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
         return Shape(plan, index, Regions.lay_out(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
 
     def index_of(self, names: Collection[str]) -> bytes:
-        """The index of a part that has only these of the items; as long as the whole index."""
+        """Return the index of a part that has only these of the items; as long as the whole index."""
         items = tuple(item for item in self.plan.items if item.fqn in names)
         return _index_of(replace(self.plan, items=items)).ljust(len(self.index))
 
     def lay_out(self, file: SlotFile) -> torch.Tensor:
-        """Writes the index; returns the payload as bytes, in the file's memory. The slot holds no complete part."""
+        """Write the index; return the payload as bytes, in the file's memory. The slot holds no complete part."""
         regions = self.regions
         file.map[regions.index_offset : regions.index_offset + regions.index_bytes] = self.index
         return torch.frombuffer(file.map, dtype=torch.uint8)[regions.payload_offset :]
@@ -353,7 +390,7 @@ def view_of(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
 
 
 def with_rooms(plan: SavePlan, rooms: Mapping[str, int]) -> SavePlan:
-    """Returns the same items further apart: an item named in `rooms` gets at least that many bytes."""
+    """Return the same items further apart: an item named in `rooms` gets at least that many bytes."""
     items: list[PlannedItem] = []
     end = 0
     for item in plan.items:

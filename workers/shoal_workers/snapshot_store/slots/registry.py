@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from shoal_workers.descriptors import close_after, is_at, try_lock
 from shoal_workers.snapshot_store.slots.retention import is_outdated
 from shoal_workers.snapshot_store.slots.slot_files import PartHeader, read_header, read_sequence
 
@@ -83,14 +84,14 @@ class SlotRegistry:
         raise OSError(f"{self._attempt} was removed by other processes {_TRIES} times while this process started in it")
 
     def parts(self) -> Iterator[tuple[Path, PartHeader]]:
-        """Yields every complete part in this node's memory, of all processes."""
+        """Yield every complete part in this node's memory, of all processes."""
         for path in self._slots(self.node, _PARTS):
             header = _read_header_at(path)
             if header is not None:
                 yield path, header
 
     def live_slots_of_others(self) -> Iterator[Path]:
-        """The live slots of all other processes in this node's memory, with or without a complete part."""
+        """Yield the live slots of all other processes in this node's memory, with or without a complete part."""
         for process in _directories(self.node):
             if process != self.path:
                 yield from self._slots_of(process, _LIVE)
@@ -132,20 +133,15 @@ class SlotRegistry:
         self._remove_base()
 
     def close(self) -> None:
-        """Removes this process's directory; the last process of the attempt on this machine removes the attempt's."""
+        """Remove this process's directory; the last process of the attempt on this machine removes the attempt's."""
         if self._is_closed:
             return
         self._is_closed = True
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._owner)
-        try:
-            # Only the last process of the attempt gets it, because all others hold it shared.
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
-            if _is_at(self._lock, self._attempt / _LOCK):
-                _discard(self._attempt)
+        # Only the last process of the attempt gets the lock, because all others hold it shared.
+        if try_lock(self._lock) and is_at(self._lock, self._attempt / _LOCK):
+            _discard(self._attempt)
         os.close(self._lock)
         with suppress(OSError):
             self.node.rmdir()
@@ -202,8 +198,8 @@ class Sweep:
 
 
 def sweep_stale(root: Path, sweep: Sweep | None = None) -> list[str]:
-    """Removes every attempt without a live process on this machine, of those that `sweep` lets it remove (None means
-    all); returns their names. Never raises for a race."""
+    """Remove every attempt without a live process on this machine, of those that `sweep` lets it remove (None means
+    all); return their names. Never raises for a race."""
     swept = []
     base = _base(root)
     for attempt in _entries(base):
@@ -217,7 +213,7 @@ def sweep_stale(root: Path, sweep: Sweep | None = None) -> list[str]:
 
 
 def remove_attempts(attempts: Iterable[tuple[str, int]], root: Path = Path("/dev/shm"), *, wait_s: float = 5.0) -> None:
-    """Removes what processes of these attempts (job, number) left on this machine. They have been killed; the kernel
+    """Remove what processes of these attempts (job, number) left on this machine. They have been killed; the kernel
     closes the files of a large process some time after it has become a zombie, so they get `wait_s` to release their
     locks. A live process keeps its own."""
     deadline = time.monotonic() + wait_s
@@ -230,18 +226,9 @@ def remove_attempts(attempts: Iterable[tuple[str, int]], root: Path = Path("/dev
 
 
 def _sweep(attempt: Path, sweep: Sweep | None) -> bool:
-    try:
-        fd = os.open(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_stale = _is_at(fd, attempt / _LOCK) and (sweep is None or sweep.may_remove(attempt))
-        return is_stale and _discard(attempt)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
+    with _opened(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
+        is_dead = fd is not None and try_lock(fd) and is_at(fd, attempt / _LOCK)
+        return is_dead and (sweep is None or sweep.may_remove(attempt)) and _discard(attempt)
 
 
 def _discard(attempt: Path) -> bool:
@@ -272,12 +259,12 @@ def _make(directory: Path) -> None:
 
 
 def _join(attempt: Path) -> int:
-    """The attempt's lock, held shared. FileNotFoundError if a sweeper removed it meanwhile."""
+    """Return the attempt's lock, held shared. FileNotFoundError if a sweeper removed it meanwhile."""
     _make(attempt)
     fd = os.open(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     # Waits while a sweeper holds it. The check below finds out whether that one has removed the attempt.
     fcntl.flock(fd, fcntl.LOCK_SH)
-    if not _is_at(fd, attempt / _LOCK):
+    if not is_at(fd, attempt / _LOCK):
         os.close(fd)
         raise FileNotFoundError(str(attempt))
     (attempt / _ABANDONED).unlink(missing_ok=True)
@@ -302,35 +289,25 @@ def _claim(node: Path, worker: str) -> tuple[int, Path]:
 
 def _read_header_at(path: Path) -> PartHeader | None:
     """Return the header of the complete part in the file; None also if the file was removed."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        return read_header(fd)
-    finally:
-        os.close(fd)
+    with _opened(path, os.O_RDONLY) as fd:
+        return None if fd is None else read_header(fd)
 
 
-def _is_at(fd: int, path: Path) -> bool:
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int | None]:
+    """Open a file for a block; None if it was removed."""
     try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    with close_after(fd):
+        yield fd
 
 
 def _is_locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    with _opened(path, os.O_RDWR) as fd:
+        return fd is not None and not try_lock(fd)
 
 
 def _directories(path: Path) -> list[Path]:
@@ -349,7 +326,7 @@ def _entries(path: Path) -> list[Path]:
 
 
 def _segment(name: str) -> str:
-    """The name as one path segment; never hidden, never `.` or `..`."""
+    """Return the name as one path segment; never hidden, never `.` or `..`."""
     quoted = quote(name, safe="")
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
@@ -358,6 +335,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine_id(root: Path = Path("/dev/shm")) -> str:
-    """The boot of the machine, and the file system that is mounted at `root`. OSError if there is none."""
+    """Return the boot of the machine, and the file system that is mounted at `root`. OSError if there is none."""
     boot = _BOOT_ID.read_text().strip()
     return f"{boot}-{root.stat().st_dev:x}"

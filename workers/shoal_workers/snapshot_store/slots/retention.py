@@ -1,7 +1,7 @@
-"""Retention: which slots may be overwritten, which must stay, and which may be removed. Pure decisions about headers.
+"""Retention: which slots may be overwritten, which must stay, and which may be removed. Pure decisions.
 
-A decision gets the headers of a process's slots (None if the slot holds no complete part) and returns positions in that
-sequence. Called by the classes of each kind of slots and by the registry.
+A decision gets slots of a process, of which it reads only the headers, and returns some of them. Called by the classes
+of each kind of slots and by the registry.
 
 Own slots. One of them must stay (`kept`):
 
@@ -24,11 +24,10 @@ needs them, since it may be restoring from them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from shoal_workers.snapshot_store.slots.slot_files import PartHeader
-
-Headers = Sequence[PartHeader | None]
 
 NUM_OWN_SLOTS = 2
 """The newest complete snapshot, and the one that is being written. With a buddy there are more."""
@@ -38,30 +37,41 @@ _SPARE_BUDDY_SLOTS = 2
 """Slots without a part that stay allocated for the senders of the next generation."""
 
 
-def kept(headers: Headers, *, generation: int, restored: tuple[int, int] | None) -> int | None:
-    """Own slots: the position that must not be overwritten; None if no part is complete.
+class Slot(Protocol):
+    """What a decision reads of a slot."""
+
+    @property
+    def header(self) -> PartHeader | None:
+        """Header of the complete part in it; None if there is none."""
+
+
+S = TypeVar("S", bound=Slot)
+
+
+def kept(slots: Iterable[S], *, generation: int, restored: tuple[int, int] | None) -> S | None:
+    """Own slots: the one that must not be overwritten; None if no part is complete.
 
     `restored`: (generation, step) of the snapshot that the group was restored from.
     """
-    complete = {position: header for position, header in enumerate(headers) if header is not None}
-    for candidates in (
-        {p: header for p, header in complete.items() if header.generation == generation},
-        {p: header for p, header in complete.items() if (header.generation, header.step) == restored},
-        complete,
-    ):
-        if candidates:
-            return max(candidates, key=lambda p: (candidates[p].generation, candidates[p].step, candidates[p].sequence))
-    return None
+
+    def priority(header: PartHeader) -> tuple[int, ...]:
+        is_restored = (header.generation, header.step) == restored
+        group = 2 if header.generation == generation else int(is_restored)
+        return group, header.generation, header.step, header.sequence
+
+    complete = [(slot, priority(slot.header)) for slot in slots if slot.header is not None]
+    slot, _ = max(complete, key=lambda ranked: ranked[1], default=(None, ()))
+    return slot
 
 
 def overwritable(
-    headers: Headers, *, generation: int, restored: tuple[int, int] | None, held: Collection[int]
-) -> list[int]:
-    """Own slots: the positions that may be overwritten, oldest first; `held`: positions that are sent or retained."""
-    stays = kept(headers, generation=generation, restored=restored)
-    free = (position for position in range(len(headers)) if position != stays and position not in held)
-    ages = [(-1, -1) if header is None else (header.generation, header.step) for header in headers]  # empty ones first
-    return sorted(free, key=ages.__getitem__)
+    slots: Sequence[S], *, generation: int, restored: tuple[int, int] | None, held: Collection[S | None]
+) -> list[S]:
+    """Own slots: those that may be overwritten, empty ones first, then the oldest; `held`: slots that are sent or
+    retained."""
+    stays = kept(slots, generation=generation, restored=restored)
+    free = (slot for slot in slots if slot is not stays and slot not in held)
+    return sorted(free, key=lambda slot: (slot.header.generation, slot.header.step) if slot.header else (-1, -1))
 
 
 def num_own_slots(*, has_copy: bool, num_since_sent: int) -> int:
@@ -73,30 +83,25 @@ def num_own_slots(*, has_copy: bool, num_since_sent: int) -> int:
     return 3 if not has_copy or num_since_sent <= 1 else 4
 
 
-def reusable_live(headers: Headers, *, restored: tuple[int, int] | None) -> list[int]:
+def reusable_live(slots: Iterable[S], *, restored: tuple[int, int] | None) -> list[S]:
     """Live slots that a new model may use: all but the one that the group was restored from."""
-    return [
-        position
-        for position, header in enumerate(headers)
-        if header is None or (header.generation, header.step) != restored
-    ]
+    return [slot for slot in slots if not slot.header or (slot.header.generation, slot.header.step) != restored]
 
 
-def reusable_for_copy(headers: Headers, *, generation: int, rank: int, keep_step: int | None = None) -> list[int]:
+def reusable_for_copy(slots: Sequence[S], *, generation: int, rank: int, keep_step: int | None = None) -> list[S]:
     """Buddy slots in which the next copy of this rank may be received: its own older copies first, then empty slots."""
     copies = [
-        (header.step, position)
-        for position, header in enumerate(headers)
-        if header is not None and (header.generation, header.rank) == (generation, rank)
+        (header.step == keep_step, header.step, number)
+        for number, slot in enumerate(slots)
+        if (header := slot.header) is not None and (header.generation, header.rank) == (generation, rank)
     ]
-    copies.sort(key=lambda copy: (copy[0] == keep_step, copy[0]))
-    older = [position for _, position in copies[: len(copies) + 1 - _COPIES]]
-    return older + [position for position, header in enumerate(headers) if header is None]
+    older = [slots[number] for _, _, number in sorted(copies)[: len(copies) + 1 - _COPIES]]
+    return older + [slot for slot in slots if slot.header is None]
 
 
-def surplus_empty(headers: Headers) -> list[int]:
+def surplus_empty(slots: Iterable[S]) -> list[S]:
     """Buddy slots without a part, beyond those that stay allocated for the next senders."""
-    return [position for position, header in enumerate(headers) if header is None][_SPARE_BUDDY_SLOTS:]
+    return [slot for slot in slots if slot.header is None][_SPARE_BUDDY_SLOTS:]
 
 
 def is_outdated(header: PartHeader | None, *, before: int) -> bool:

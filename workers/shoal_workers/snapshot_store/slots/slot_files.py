@@ -25,12 +25,13 @@ import os
 import secrets
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from shoal_workers.descriptors import close_after
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 PAGE_BYTES = 4096
@@ -122,6 +123,10 @@ class SlotFile:
         finally:
             os.close(fd)  # the map holds a descriptor of its own
 
+    def is_of(self, generation: int | None, step: int | None) -> bool:
+        """Return whether it holds the complete part of this generation after this step."""
+        return self.header is not None and (self.header.generation, self.header.step) == (generation, step)
+
     def fits(self, needed_bytes: int) -> bool:
         """Return whether it is large enough, and at most twice as large as needed (or 1 MiB)."""
         return needed_bytes <= self.capacity_bytes and not self.is_wasteful(needed_bytes)
@@ -155,11 +160,8 @@ class SlotFile:
         num_bytes = _round_up(num_bytes, PAGE_BYTES)
         old_map, old_words = self.map, self._words
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            try:
+            with close_after(os.open(self.path, os.O_RDWR | os.O_CLOEXEC)) as fd:
                 self._map(fd, num_bytes)
-            finally:
-                os.close(fd)
         except OSError as error:
             raise _as_memory_full(error, self.path, num_bytes) from None
         self.capacity_bytes = num_bytes
@@ -212,7 +214,7 @@ class SlotFile:
 
 
 def read_header(fd: int) -> PartHeader | None:
-    """The header of the complete part in an open file; None if there is none."""
+    """Return the header of the complete part in an open file; None if there is none."""
     data = os.pread(fd, _START.size + _FIELDS.size, 0)
     if len(data) < _START.size + _FIELDS.size:
         return None
@@ -229,7 +231,7 @@ def read_header(fd: int) -> PartHeader | None:
 
 
 def read_sequence(fd: int) -> int:
-    """The sequence word as it is now."""
+    """Return the sequence word as it is now."""
     return int(_START.unpack(os.pread(fd, _START.size, 0))[1])
 
 
@@ -275,7 +277,7 @@ class SlotPool:
             return tuple(self._slots)
 
     def take(self, free: Iterable[SlotFile], num_bytes: int, *, headroom_bytes: int = 0) -> SlotFile:
-        """Returns one of these slots, which may be overwritten: the first that fits, else the closest in size, which is
+        """Return one of these slots, which may be overwritten: the first that fits, else the closest in size, which is
         resized with the headroom and holds no part afterwards. If there is none, a new one with the headroom, touched.
 
         If there is no room, the others of these slots are removed for it. SharedMemoryFull."""
@@ -295,7 +297,7 @@ class SlotPool:
         return closest
 
     def release(self, slots: Iterable[SlotFile]) -> None:
-        """Removes the slots. Their memory is free once no process maps it."""
+        """Remove the slots. Their memory is free once no process maps it."""
         for slot in tuple(slots):
             with self._lock:
                 self._slots.remove(slot)
@@ -323,10 +325,5 @@ class SlotPool:
 
 
 def fitting(slots: Iterable[SlotFile], num_bytes: int) -> list[SlotFile]:
-    """Returns those that are large enough for `num_bytes`, and not wastefully large; in the given order."""
+    """Return those that are large enough for `num_bytes`, and not wastefully large; in the given order."""
     return [slot for slot in slots if slot.fits(num_bytes)]
-
-
-def at(slots: Sequence[SlotFile], positions: Iterable[int]) -> list[SlotFile]:
-    """The slots at the positions that a retention decision returned."""
-    return [slots[position] for position in positions]

@@ -38,8 +38,7 @@ from shoal_workers.checkpoint.load_plan import Fill, ItemRead, Shape, narrowed, 
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
-from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb, call
-from shoal_workers.snapshot_store.transfer.wire import PeerRefused, Wire, connect
+from shoal_workers.snapshot_store.transfer.wire import Answer, Part, PeerRefused, Request, Verb, Wire, call, connect
 
 _PATIENCE_S = 5.0
 _QUEUE_S = 20.0
@@ -153,7 +152,7 @@ class _Reader:
         resources.callback(self._hang_up)
 
     def indexes(self, ranks: Sequence[int]) -> list[ShardIndex]:
-        """Opens the parts of these ranks."""
+        """Open the parts of these ranks."""
         for rank in ranks:
             self.parts[rank] = self._open(rank)
         return [self.parts[rank].index for rank in ranks]
@@ -232,7 +231,7 @@ class LocalPart:
         )
 
     def fill(self, reads: Iterable[ItemRead]) -> int:
-        """Copies what these reads need of this part into their targets; returns the bytes read."""
+        """Copy what these reads need of this part into their targets; return the bytes read."""
         start, num_bytes = self._part.header.payload_offset, 0
         end = start + self._part.header.num_bytes
         memory = self._find_map(self._part.fd, end)
@@ -370,7 +369,7 @@ def _is_direct(piece: _Piece) -> bool:
 
 
 def _memory_of(target: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, as bytes."""
+    """Return the memory of a contiguous CPU tensor, as bytes."""
     return target.reshape(-1).view(torch.uint8).numpy().data
 
 

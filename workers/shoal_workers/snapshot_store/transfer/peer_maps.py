@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal_workers.descriptors import close_after
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
 from shoal_workers.snapshot_store.slots.slot_files import SlotFile
 
@@ -72,7 +73,8 @@ class PeerMaps:
             return sum(len(mapped.memory) for mapped in self._maps.values())
 
     def map_ahead(self) -> None:
-        """Have all live slots of other processes mapped soon. Does not wait."""
+        """Have all live slots of other processes mapped soon, for the next load. Does not wait. Called once per
+        generation, in the step after `drop_older`, when the slots of no process change their sizes any more."""
         with self._changed:
             self._is_wanted = not self._is_closed
             self._changed.notify_all()
@@ -106,7 +108,7 @@ class PeerMaps:
         return bool(dropped)
 
     def close(self) -> None:
-        """Returns when the thread has ended."""
+        """Return when the thread has ended."""
         self._is_closed = True
         self.drop()
         if self._thread is not None:
@@ -130,14 +132,11 @@ class PeerMaps:
         num_bytes = 0
         for path in islice(self._registry.live_slots_of_others(), MOST_MAPS):
             with suppress(OSError):  # it was removed, or there is no memory for page tables: it is read as a file
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
+                with close_after(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
                     num_bytes += self._map(path, fd, num_drops, MOST_BYTES - num_bytes)
-                finally:
-                    os.close(fd)
 
     def _map(self, path: Path, fd: int, num_drops: int, most_bytes: int) -> int:
-        """Maps only what has memory: to touch what a file has given back would allocate it again."""
+        """Map only what has memory: to touch what a file has given back would allocate it again."""
         status = os.fstat(fd)
         length = min(status.st_size, status.st_blocks * _BLOCK_BYTES)
         known = self._maps.get(_id(status))
@@ -166,7 +165,7 @@ class PeerMaps:
 
 
 def _populate(address: int, num_bytes: int) -> None:
-    """Finds the pages without the interpreter's lock. A kernel before 5.14 refuses; then they are found when they are
+    """Find the pages without the interpreter's lock. A kernel before 5.14 refuses; then they are found when they are
     read."""
     ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _MADV_POPULATE_READ)
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.snapshot_store.slots.slot_files import PartHeader
-from shoal_workers.snapshot_store.transfer.requests import Part, Request, Verb, call, receive_ok
-from shoal_workers.snapshot_store.transfer.wire import Wire, connect
+from shoal_workers.snapshot_store.transfer.wire import Part, Request, Verb, Wire, call, connect, receive_ok
 
 _PATIENCE_S = 5.0
 _BREAK_OFF_S = 0.5
@@ -80,19 +79,20 @@ class Sender:
             self._thread.start()
 
     def break_off(self) -> None:
-        """Breaks off the copy that is being sent, because it is not needed any more. Returns once it has ended, or
+        """Break off the copy that is being sent, because it is not needed any more. Return once it has ended, or
         after a moment."""
         with self._changed:
             self._is_broken_off = self._sending is not None
             self._changed.wait_for(lambda: self._sending is None, timeout=_BREAK_OFF_S)
 
     def take_cost(self) -> SendCost | None:
+        """Cost of the last copy that was completed since the last call; None if none was."""
         with self._changed:
             cost, self._cost = self._cost, None
             return cost
 
     def close(self) -> None:
-        """Breaks off the copy that is being sent."""
+        """Break off the copy that is being sent."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

@@ -24,8 +24,7 @@ from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedC
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.slots.slot_files import Regions, Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
-from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
-from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
+from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Answer, Part, Request, Verb, Wire
 
 MAX_CONNECTIONS = 64
 _MAX_QUEUED = 4096

@@ -7,6 +7,16 @@ Every wait is divided into slices of 0.1 s, and `check` is called after each, so
 time. If a peer makes no progress for `patience_s`, the wait fails with TimeoutError. multiprocessing.connection has the
 same frames and proof, but its reads cannot be interrupted in the middle of a message. Nothing is unpickled. Errors are
 OSErrors.
+
+The snapshot stores of one attempt send requests. Each request and each answer is one frame.
+
+    FIND       part           -> Answer(part), then index JSON and extra JSON, raw
+    READ       part, ranges   -> Answer, then the bytes of the ranges one after the other, raw
+    UNCHANGED  part           -> Answer: ok if the part was not overwritten since; sent after reading
+    PUT        part           -> Answer: there is room; then the client sends index, extra and payload, raw
+                              -> Answer: the copy is complete
+
+A connection may carry any number of requests. Used by both sides: `call` by clients, the types also by the server.
 """
 
 from __future__ import annotations
@@ -19,11 +29,13 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from enum import StrEnum
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from shoal_workers.contract.snapshots import SnapshotServer
+from shoal_workers.contract import Frozen, SnapshotServer
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader
 
 CHUNK_BYTES = 8 << 20
 SLICE_S = 0.1
@@ -86,7 +98,7 @@ class Wire:
         self.send(proof(key, b"server", nonces))
 
     def set_limits(self, check: Callable[[], None], *, patience_s: float) -> None:
-        """Replaces both limits, once the peer has proved that it knows the key."""
+        """Replace both limits, once the peer has proved that it knows the key."""
         self._check, self._patience_s = check, patience_s
 
     def send_message(self, message: BaseModel) -> None:
@@ -166,7 +178,7 @@ def connect(
 
 
 def open_socket(address: tuple[str, int], check: Callable[[], None], patience_s: float) -> socket.socket:
-    """Connects within `patience_s`. Never asks a name server: the address is parsed as a number. OSError."""
+    """Connect within `patience_s`. Never ask a name server: the address is parsed as a number. OSError."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     socket.inet_pton(family, address[0].partition("%")[0])  # OSError for a name
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -186,7 +198,7 @@ def open_socket(address: tuple[str, int], check: Callable[[], None], patience_s:
 
 
 def wait_for(sock: socket.socket, event: int, *, check: Callable[[], None], patience_s: float) -> None:
-    """Waits until the socket is ready. TimeoutError after `patience_s`; an error of `check` passes within a slice."""
+    """Wait until the socket is ready. TimeoutError after `patience_s`; an error of `check` passes within a slice."""
     poll = select.poll()
     poll.register(sock, event)
     give_up = time.monotonic() + patience_s
@@ -199,3 +211,75 @@ def wait_for(sock: socket.socket, event: int, *, check: Callable[[], None], pati
 def proof(key: str, role: bytes, nonces: bytes) -> bytes:
     """What shows that the sender knows the key; `role` is b"client" or b"server"."""
     return hmac.digest(key.encode(), role + nonces, "sha256")
+
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class Verb(StrEnum):
+    FIND = "find"
+    READ = "read"
+    UNCHANGED = "unchanged"
+    PUT = "put"
+
+
+class Part(Frozen):
+    """A part as it is sent over the wire."""
+
+    generation: Count
+    rank: Count
+    world_size: Count = 0
+    step: Count
+    num_bytes: Count = 0
+    index_bytes: Count = 0
+    extra_bytes: Count = 0
+    sequence: Count = 0
+    """Sequence word of the slot that holds it, when its header was read."""
+
+    @classmethod
+    def from_header(cls, header: PartHeader) -> Part:
+        return cls(
+            generation=header.generation,
+            rank=header.rank,
+            world_size=header.world_size,
+            step=header.step,
+            num_bytes=header.num_bytes,
+            index_bytes=header.index_bytes,
+            extra_bytes=header.extra_bytes,
+            sequence=header.sequence,
+        )
+
+
+class Request(Frozen):
+    verb: Verb
+    part: Part
+    ranges: tuple[tuple[Count, Count], ...] = ()
+    """READ: (offset in the payload, bytes) each."""
+    keep_step: Count | None = None
+    """PUT: the step of an earlier copy of this rank that must not be overwritten."""
+
+
+class Answer(Frozen):
+    ok: bool = True
+    why: str = ""
+    """The reason, if not ok."""
+    part: Part | None = None
+    cpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """PUT, in the second answer: CPU seconds that receiving took."""
+
+
+def call(wire: Wire, request: Request) -> Answer:
+    """Send the request and return the answer.
+
+    PeerRefused if it is not ok, another OSError if the connection fails.
+    """
+    wire.send_message(request)
+    return receive_ok(wire)
+
+
+def receive_ok(wire: Wire) -> Answer:
+    """Return the next answer. PeerRefused if it is not ok."""
+    answer = wire.receive_message(Answer)
+    if not answer.ok:
+        raise PeerRefused(answer.why)
+    return answer

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from shoal_service.core.attempt.faults import FAULTS, Blame, action_of
 from shoal_service.core.attempt.state.parts import AvoidedNode, CurrentStage, Stage, Worker, WorkerPool
-from shoal_service.core.attempt.state.timeouts import Timeouts, later_s
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Ledger
 from shoal_service.core.hardware_profile import HardwareProfile
@@ -83,6 +83,11 @@ class Target:
         return self.server_stops or self.is_preempted or self.desired is Desired.PAUSE
 
     @property
+    def suspected(self) -> frozenset[str]:
+        """Ids of the nodes that are avoided only because they may be at fault."""
+        return frozenset(node.node_id for node in self.avoided if node.is_suspected)
+
+    @property
     def min_workers(self) -> int:
         return self.spec.elasticity.min_workers
 
@@ -129,6 +134,8 @@ class Target:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
     recoveries: int = 0
+    """Recoveries that retry.max_recoveries limits, within a day from `recoveries_since`."""
+    recoveries_since: float = 0.0
     fruitless: int = 0
     """Groups formed again in a row without progress. Progress is a step that no group had completed before; or, while
     steps are done again, a group that begins at a later step than the group before it."""
@@ -150,6 +157,12 @@ class Budgets:
     grow_not_before: float = 0.0
     """Wall-clock time before which the group does not grow, because a save failed in a switch or a worker could not be
     started."""
+
+    def recovered(self, now: float) -> Budgets:
+        """The budgets with one more recovery. Those of the days before are forgiven."""
+        if now - self.recoveries_since < 24 * 3600:
+            return replace(self, recoveries=self.recoveries + 1)
+        return replace(self, recoveries=1, recoveries_since=now)
 
     def formed(self, start_step: int, furthest_step: int) -> Budgets:
         """The budgets once a group has formed and restored the state of `start_step`."""
@@ -465,9 +478,14 @@ class RaisedFault:
     error_class: ErrorClass
     times: int = 1
     """How often in a row it was raised at this step."""
+    places: tuple[int | str, ...] = ()
+    """Ranks that raised it, and ids of their nodes; empty in a journal of an earlier release."""
 
     def is_like(self, other: RaisedFault) -> bool:
-        return (self.step, self.kind, self.error_class) == (other.step, other.kind, other.error_class)
+        """True if both have one cause. Hardware that fails at one step by chance does so on other ranks and nodes."""
+        is_hardware = self.error_class in (ErrorClass.DEVICE, ErrorClass.NETWORK)
+        is_same = (self.step, self.kind, self.error_class) == (other.step, other.kind, other.error_class)
+        return is_same and not (is_hardware and set(self.places).isdisjoint(other.places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -561,6 +579,8 @@ class History:
     trying: Layout | None = None
     """Layout that is being measured, or is about to be; None if no level is on trial."""
     num_incidents: int = 0
+    incidents_since: float = 0.0
+    """Wall-clock time of the attempt's first incident; 0 if there was none."""
     steps_lost: int = 0
 
     @property
@@ -722,18 +742,28 @@ class Attempt:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The workers with the current version of the code: they may train. The others belong to an update of it."""
-        return tuple(worker for worker in self.pool.workers if worker.code == self.code.current)
+        """The workers that may train. The others belong to an update of the code, or only serve snapshots."""
+        current = (worker for worker in self.pool.workers if worker.code == self.code.current)
+        return tuple(worker for worker in current if not self.only_serves(worker))
+
+    def only_serves(self, worker: Worker) -> bool:
+        """True if the worker was started to serve the snapshots of a node that is suspected: it never trains there."""
+        is_sent = bool(worker.only_on) and not worker.is_beside and worker.index not in self.group.ranks
+        return is_sent and worker.only_on in self.target.suspected
 
     @property
     def usable(self) -> tuple[Worker, ...]:
         return tuple(worker for worker in self.workers if worker.is_usable)
 
     @property
+    def leave_s(self) -> float:
+        """Seconds that the workers of a lost group have to leave it. A script has its grace besides."""
+        return self.config.timeouts.quiesce_s + self.target.grace_s
+
+    @property
     def quiesce_s(self) -> float:
-        """Seconds that the workers of a lost group have to leave it, and the others to report their snapshots. A script
-        has its grace besides."""
-        return self.config.timeouts.quiesce_s + self.target.grace_s + later_s(len(self.pool.workers))
+        """The same for a worker whose answer waits behind all the others, and to report snapshots."""
+        return self.leave_s + self.config.timeouts.later_s(len(self.pool.workers))
 
     @property
     def has_reported(self) -> bool:

@@ -28,6 +28,9 @@ class AvoidedNode(Frozen):
     """True if other nodes have room for the workers that leave this one. False if no replacement is waited for."""
     keeps_workers: bool = False
     """True if the workers on the node stay, and only new ones are not placed there (a cordon)."""
+    is_suspected: bool = False
+    """True if the node is avoided only because it may be at fault. A worker may start there to serve the snapshots in
+    its memory; it never trains there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,11 @@ class Worker:
         return self.info is not None
 
     @property
+    def node_id(self) -> str:
+        """Id of the worker's node; empty while it starts."""
+        return self.info.node_id if self.info is not None else ""
+
+    @property
     def is_node_silent(self) -> bool:
         """True if the worker is left out because its node does not answer."""
         return self.left_out is not None and self.left_out.answers_since is None
@@ -130,7 +138,7 @@ class WorkerPool:
 
 def silent_nodes(pool: WorkerPool) -> frozenset[str]:
     """Nodes whose workers are left out because they are silent."""
-    return frozenset(p.info.node_id for p in pool.workers if p.info is not None and p.is_node_silent)
+    return frozenset(worker.node_id for worker in pool.workers if worker.is_node_silent)
 
 
 class Stage(StrEnum):
@@ -243,6 +251,8 @@ class Quiescing(_AnyStage):
     interrupt_at: float | None = None
     """The workers of the group are not interrupted before this time; None if they have been interrupted."""
     interrupted_at: float | None = None
+    left_at: float | None = None
+    """When the newest worker has left; None if none has since the group was lost."""
     durable: bool
     """True if the group had been asked for a durable checkpoint before it was lost, as in Switching."""
     stage: Literal[Stage.QUIESCING] = Stage.QUIESCING

@@ -45,7 +45,7 @@ class Timeouts(Frozen):
     """Two ticks of the supervisor. If it handled no event for longer, it did not run, and workers are not to blame for
     that: the deadlines move, see `deadlines.extend_after_suspend`."""
     user_error_grace_s: float = 1.0
-    """Time after the first rank's user error in which other ranks may raise it too, before they are interrupted."""
+    """Time after a rank's error in which another rank may raise it too, before the rest is interrupted."""
     form_s: float = 120.0
     """Time without progress, from `run` to the first report of rank 0, which includes building the model."""
     restore_s: float = 300.0
@@ -78,6 +78,10 @@ class Timeouts(Frozen):
     def with_spec(self, spec: TimeoutsSpec) -> Timeouts:
         """These timeouts with the values that the user has set."""
         return self.model_copy(update=spec.model_dump())
+
+    def later_s(self, num_workers: int) -> float:
+        """Return `later_s`; the twin, whose machine sees a sample of the workers, counts those that it leaves out."""
+        return later_s(num_workers)
 
 
 def later_s(num_workers: int) -> float:

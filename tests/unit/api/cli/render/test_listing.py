@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from kit.worlds.written_service import SPEC
-from shoal_api.cli.render.fleet import render_top, rows_that_fit
-from shoal_api.cli.render.jobs import render_job, render_jobs
+from shoal_api.cli.render.fleet import render_queue, render_top, rows_that_fit
+from shoal_api.cli.render.jobs import render_dry_run, render_job, render_jobs
 from shoal_api.cli.render.plan import render_plan
-from shoal_api.cli.render.queue import render_dry_run, render_queue
-from shoal_api.cli.render.terminal import new_table, shares, sparkline, steps, worker_bar
+from shoal_api.cli.render.terminal import draw_sparkline, draw_worker_bar, format_steps, new_table, split_width
 from shoal_service.control.planning import PlanRequest, answer
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.fleet_views import ClusterView, DryRun, PlannedSize, QueuedJob, QueueView
@@ -193,7 +192,7 @@ def test_a_list_shows_no_step_of_a_job_that_has_reported_none() -> None:
     silent = SUMMARY.model_copy(update={"step": 0, "total_steps": None, "loss": None, "tokens_per_s": None})
     for page in (render_jobs([silent], NOW), render_top([silent], CLUSTER, NOW)):
         assert " 0 " not in " ".join(_shown(300, page)).partition("RUNNING")[2].partition("3/4")[0]
-    assert steps(0, 400) == "0/400" and steps(0, None) == "-" and steps(7, None) == "7"
+    assert format_steps(0, 400) == "0/400" and format_steps(0, None) == "-" and format_steps(7, None) == "7"
 
 
 def test_a_dry_run_of_a_script_shows_its_command_and_no_layout() -> None:
@@ -221,22 +220,22 @@ def _job(**status: Any) -> JobView:
 
 
 def test_values_that_are_not_finite_give_an_empty_line() -> None:
-    assert sparkline([math.nan, math.inf], 10) == ""
+    assert draw_sparkline([math.nan, math.inf], 10) == ""
 
 
 @given(st.lists(st.floats()), st.integers(0, 50))
 def test_any_values_fit_into_the_width(values: list[float], width: int) -> None:
-    assert len(sparkline(values, width)) <= width
+    assert len(draw_sparkline(values, width)) <= width
 
 
 def test_missing_workers_are_hollow_squares() -> None:
-    assert worker_bar(3, 4) == "■■■□ 3/4"
-    assert worker_bar(60, 64) == "60/64"
+    assert draw_worker_bar(3, 4) == "■■■□ 3/4"
+    assert draw_worker_bar(60, 64) == "60/64"
 
 
 @given(st.lists(st.floats(0, 1e12), max_size=12), st.integers(1, 100))
 def test_shares_fill_the_width_and_every_part_is_visible_if_the_width_allows(amounts: list[float], width: int) -> None:
-    blocks = shares(amounts, width)
+    blocks = split_width(amounts, width)
     assert len(blocks) == len(amounts)
     assert sum(blocks) == (width if sum(amounts) > 0 else 0)
     assert all((block == 0) for block, amount in zip(blocks, amounts, strict=True) if amount == 0)
@@ -265,3 +264,12 @@ def test_the_head_says_what_is_trained_and_what_the_optimizer_keeps(
     assert isinstance(head, Text)
     assert expected in head.plain
     assert absent not in head.plain
+
+
+def test_a_layout_that_the_engine_refuses_is_compared_with_the_reason() -> None:
+    model = {**MODEL, "num_heads": 4, "num_kv_heads": 2}
+    spec = {"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}, "model": model}
+    lines = render_plan(answer(PlanRequest(spec=spec, workers=4, compare="tp4"), PROFILES))
+    refused = [line.plain for line in lines if isinstance(line, Text) and "refuses" in line.plain]
+    assert len(refused) == 1
+    assert refused[0].startswith("the engine refuses it: tp 4 does not divide the number of key and value heads, 2: ")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shoal_api.cli.output import STYLES
-from shoal_api.cli.render.progress import doing, job_panel, narrate, progress_line, style
+from shoal_api.cli.render.progress import describe_activity, find_style, job_panel, narrate, progress_line
+from shoal_api.cli.session import STYLES
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput
@@ -88,9 +88,9 @@ def test_a_job_without_incidents_names_none() -> None:
 def test_what_a_job_does_beside_its_steps_is_named_once() -> None:
     note, message = "tokenising 45 % (1 of 2 MiB)", "0 of 2 workers ready; waiting for capacity"
     starting = job(state=JobState.STARTING, note=note, message=message)
-    assert doing(starting) == (note, message)
+    assert describe_activity(starting) == (note, message)
     assert note in text_of(starting, []) and message in text_of(starting, [])
-    assert doing(job(note="same", message="same")) == ("same",)
+    assert describe_activity(job(note="same", message="same")) == ("same",)
 
 
 def event(message: str, severity: Severity = Severity.INFO) -> EventView:
@@ -107,4 +107,4 @@ def test_control_characters_never_reach_the_terminal() -> None:
 
 @pytest.mark.parametrize("severity", Severity)
 def test_every_severity_has_a_style(severity: Severity) -> None:
-    assert style(event("", severity)) in STYLES
+    assert find_style(event("", severity)) in STYLES

@@ -7,7 +7,7 @@ import pytest
 
 from shoal_service.clusters.wire import ClusterSnapshot, Reservation
 from shoal_service.control.cluster_reader import ForeignUse
-from shoal_service.control.market.build import MarketBuilder, is_preempted, standing_of
+from shoal_service.control.market.build import MarketBuilder, fingerprint, is_preempted
 from shoal_service.control.market.outlook import predict_freed_nodes
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category, Goodput
@@ -166,10 +166,10 @@ def test_a_drained_node_offers_nothing() -> None:
 
 def test_progress_alone_does_not_change_what_a_decision_was_taken_for() -> None:
     builder = MarketBuilder()
-    before = standing_of(build(builder, running(5)))
-    assert standing_of(build(builder, running(6))) == before
-    assert standing_of(build(builder, running(6, workers=3))) != before
-    assert standing_of(build(builder, running(6), foreign={"n1": WorkerNeed(cpus=1.0)})) != before
+    before = fingerprint(build(builder, running(5)))
+    assert fingerprint(build(builder, running(6))) == before
+    assert fingerprint(build(builder, running(6, workers=3))) != before
+    assert fingerprint(build(builder, running(6), foreign={"n1": WorkerNeed(cpus=1.0)})) != before
 
 
 def test_a_job_whose_row_is_unchanged_keeps_its_value() -> None:
@@ -283,21 +283,38 @@ HELD = [Reservation(f"shoal/a/1/worker-{index}", "a", f"n{index // 4}", ONE) for
 GRANTS = {"a": 12, "urgent": 0, "later": 0}
 
 
+def in_one_cluster(_: Start | Resize | Preempt) -> str:
+    return "default"
+
+
 def test_a_job_that_shrinks_gives_up_its_newest_workers() -> None:
     changes = [Resize("a", 9, "r"), Start("urgent", 3, "r")]
-    assert predict_freed_nodes(changes, GRANTS, HELD) == {"urgent": {"n2": 3}}
-    assert predict_freed_nodes([Resize("a", 6, "r"), Start("urgent", 6, "r")], GRANTS, HELD) == {
+    assert predict_freed_nodes(changes, GRANTS, HELD, in_one_cluster) == {"urgent": {"n2": 3}}
+    assert predict_freed_nodes([Resize("a", 6, "r"), Start("urgent", 6, "r")], GRANTS, HELD, in_one_cluster) == {
         "urgent": {"n1": 2, "n2": 4}
     }
 
 
 def test_a_preempted_job_gives_up_all_and_two_jobs_share_the_places() -> None:
     changes = [Preempt("a", "r", "urgent"), Start("urgent", 8, "r"), Start("later", 8, "r")]
-    assert predict_freed_nodes(changes, GRANTS, HELD) == {"urgent": {"n0": 4, "n1": 4}, "later": {"n2": 4}}
+    assert predict_freed_nodes(changes, GRANTS, HELD, in_one_cluster) == {
+        "urgent": {"n0": 4, "n1": 4},
+        "later": {"n2": 4},
+    }
 
 
 def test_nothing_is_expected_where_places_are_free_or_workers_are_not_alive() -> None:
-    assert predict_freed_nodes([Start("urgent", 3, "r")], GRANTS, HELD) == {}
-    assert predict_freed_nodes([Resize("a", 13, "r"), Start("urgent", 3, "r")], GRANTS, HELD) == {}
+    assert predict_freed_nodes([Start("urgent", 3, "r")], GRANTS, HELD, in_one_cluster) == {}
+    assert predict_freed_nodes([Resize("a", 13, "r"), Start("urgent", 3, "r")], GRANTS, HELD, in_one_cluster) == {}
     starting = [Reservation(held.worker_id, held.job_id, held.node_id, ONE, is_alive=False) for held in HELD]
-    assert predict_freed_nodes([Preempt("a", "r", "urgent"), Start("urgent", 3, "r")], GRANTS, starting) == {}
+    assert (
+        predict_freed_nodes([Preempt("a", "r", "urgent"), Start("urgent", 3, "r")], GRANTS, starting, in_one_cluster)
+        == {}
+    )
+
+
+def test_workers_of_another_cluster_are_no_places() -> None:
+    def find_cluster(change: Start | Resize | Preempt) -> str:
+        return "west" if isinstance(change, Start) else "default"
+
+    assert predict_freed_nodes([Resize("a", 9, "r"), Start("urgent", 3, "r")], GRANTS, HELD, find_cluster) == {}

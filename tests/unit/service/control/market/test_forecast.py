@@ -22,7 +22,7 @@ def test_a_job_with_room_starts_at_once() -> None:
     start = forecast_start(market([], nodes(4.0)), SPEC, (), decide, NOW)
     assert start.workers is not None and 2 <= start.workers <= 4
     assert (start.position, start.expected_at) == (None, NOW)
-    assert start.reason == "Starts with 4 workers of 1 CPU (2 to 4)."
+    assert start.reason == "Starting with 4 workers of 2 to 4 (1 CPU each)."
 
 
 def test_a_job_without_room_waits_behind_the_queue_for_those_that_hold_it() -> None:

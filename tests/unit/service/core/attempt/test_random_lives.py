@@ -199,6 +199,15 @@ def lives_of(
             self.world.lost_memory.add(max(self.world.states, key=lambda state: state[::-1]))
 
         @precondition(lambda self: memory)
+        @rule(data=st.data())
+        def nodes_are_suspected(self, data: st.DataObject) -> None:
+            """Also those on which every worker has died, which the others only reach to read their memory."""
+            there = sorted({p.node_id for p in self.world.workers.values() if p.node_id})
+            chosen = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=2)) if there else []
+            avoided = [AvoidedNode(node_id=n, reason="3 workers lost", is_suspected=True) for n in chosen]
+            self.world.feed(NodesAvoided(tuple(avoided)))
+
+        @precondition(lambda self: memory)
         @rule(data=st.data(), seconds=st.sampled_from([None, 2.0, 20.0]))
         def nodes_are_drained(self, data: st.DataObject, seconds: float | None) -> None:
             there = sorted({p.node_id for p in self.world.workers.values() if p.alive and p.node_id})

@@ -10,7 +10,7 @@ import pytest
 
 from kit.worlds.attempt.parts import step_report
 from shoal_service.core.attempt import hangs
-from shoal_service.core.attempt.deadlines import Deadline, find_wait
+from shoal_service.core.attempt.deadlines import find_wait
 from shoal_service.core.attempt.machine import open_attempt
 from shoal_service.core.attempt.messages import (
     Commit,
@@ -128,7 +128,7 @@ def test_a_pause_asks_the_script_to_end_and_commits_nothing(
     world.direct(desired=desired)
     assert world.count(RequestYield) == 3 and world.state.stage is Stage.SWITCHING
     wait = find_wait(world.state)
-    assert wait.deadline is Deadline.STEP_BOUNDARY
+    assert wait.message.startswith("the processes of the script to end")
     assert wait.until == world.now + world.state.config.timeouts.switch_s + GRACE_S
     world.advance()
     assert world.end.reason is reason and world.count(Commit) == 0

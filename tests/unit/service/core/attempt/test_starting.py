@@ -52,7 +52,7 @@ def test_below_min_workers_no_group_forms_at_any_time(new_world: NewWorld) -> No
     world = new_world(workers=3, min_workers=2).open()
     world.start(0)
     world.deliver_all()
-    world.pass_time(60.0)
+    world.pass_time(59.9)
     assert world.state.stage is Stage.STARTING
     world.pass_time(0.1)
     assert world.end.reason is EndReason.CAPACITY_TIMEOUT

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kit.cases import failed_cases
 from kit.event_examples import EXAMPLES
 from kit.sources import relative, sources
-from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.events.base import JobEvent, Severity, fill_line
 from shoal_service.core.events.catalogue import CATALOGUE, TOPICS, describe, read
 from shoal_service.core.events.job import (
     JobGranted,
@@ -31,7 +31,8 @@ def test_no_two_events_have_the_same_name() -> None:
 
 def test_every_event_has_words_severity_and_documentation() -> None:
     def check(event: type[JobEvent]) -> None:
-        assert "words" in vars(event) and isinstance(event.severity, Severity)
+        assert event.text or "words" in vars(event)
+        assert isinstance(event.severity, Severity)
         assert event.__doc__ and event.__doc__ != JobEvent.__doc__
 
     assert failed_cases(check, CATALOGUE.values()) == {}
@@ -48,6 +49,27 @@ def test_the_words_of_an_event() -> None:
         assert (shown.message, shown.severity) == (words, event.severity_of_this())
 
     assert failed_cases(check, EXAMPLES) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{number:count worker} after {pause_s:duration}, {pause_s:.2f}", "2 workers after 1.5 s, 1.50"),
+        ("{names:list}; {names:count node}", "a, b; 2 nodes"),
+        ("{values:numbers .3g}", "loss 0.123"),
+        ("from step {number:next} on", "from step 3 on"),
+        ("{worker_id:worker} with code {code:code}", "worker 3 with code the code before"),
+        ("lost[, {none}][, {empty}]", "lost"),
+        ("lost[ ({number})][: {none} {number}]", "lost (2)"),
+        (
+            "[next try in {pause_s:duration}|it ends], [{none}|nothing stands out]",
+            "next try in 1.5 s, nothing stands out",
+        ),
+    ],
+)
+def test_a_line_is_filled_in(text: str, line: str) -> None:
+    fields = {"number": 2, "pause_s": 1.5, "names": ("a", "b"), "values": {"loss": 0.12345}, "none": None, "empty": ""}
+    assert fill_line(text, {**fields, "worker_id": W, "code": ""}) == line
 
 
 def test_an_event_survives_the_store() -> None:

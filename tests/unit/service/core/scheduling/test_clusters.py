@@ -33,7 +33,9 @@ def waits(decisions: list[Decision]) -> dict[str, Wait]:
 def test_a_job_starts_where_its_minimum_is_free_before_it_shrinks_another_one() -> None:
     running = job("first", 1, 4, granted=4, cluster="east")
     state = market([running, job("second", 2, 2)], [*cluster("east", 4), *cluster("west", 2)])
-    assert decide(state, NOW) == [Start("second", 2, "Starts with 2 workers of 1 CPU (2) in the cluster west.", "west")]
+    assert decide(state, NOW) == [
+        Start("second", 2, "Starting with 2 workers (1 CPU each) in the cluster west.", "west")
+    ]
 
 
 def test_a_job_shrinks_the_fewest_workers_of_others_and_these_are_of_its_cluster() -> None:
@@ -44,7 +46,7 @@ def test_a_job_shrinks_the_fewest_workers_of_others_and_these_are_of_its_cluster
         Start(
             "new",
             3,
-            "Starts with 3 workers of 1 CPU (3) in the cluster west; west gives workers.",
+            "Starting with 3 workers (1 CPU each) in the cluster west; west gives workers.",
             "west",
             (("west", 1),),
         ),

@@ -41,13 +41,13 @@ def test_a_newcomer_is_admitted_by_shrinking_a_running_job_at_once() -> None:
 
     assert decisions == [
         Resize("first", 3, "Gave 1 worker to second, which starts with 1: -22 % here.", (("second", 1),)),
-        Start("second", 1, "Starts with 1 worker of 1 CPU (1); first gives workers.", flows=(("first", 1),)),
+        Start("second", 1, "Starting with 1 worker (1 CPU each); first gives workers.", flows=(("first", 1),)),
     ]
 
 
 def test_free_workers_start_a_job_at_its_most() -> None:
     state = market([job("only", 1, 4)], nodes(2, 8))
-    assert decide(state, NOW) == [Start("only", 4, "Starts with 4 workers of 1 CPU (1 to 4).")]
+    assert decide(state, NOW) == [Start("only", 4, "Starting with 4 workers of 1 to 4 (1 CPU each).")]
 
 
 def test_workers_move_to_the_job_that_gains_most_and_both_reasons_say_so() -> None:
@@ -142,7 +142,7 @@ def test_an_urgent_job_preempts_only_lower_priorities_and_only_as_many_as_it_nee
         Start(
             "urgent",
             1,
-            "Starts with 1 worker of 1 CPU (1); preempts lowest by its priority of 5.",
+            "Starting with 1 worker (1 CPU each); preempts lowest by its priority of 5.",
             flows=(("lowest", 1),),
         ),
     ]
@@ -166,7 +166,7 @@ def test_the_limit_of_a_project_is_never_exceeded_and_the_reason_names_it() -> N
 
     assert after(state) == {"a": 3} or after(state) == {"b": 2}
     (wait,) = [one for one in decisions if isinstance(one, Wait)]
-    assert "project p" in wait.reason and "of the 3" in wait.reason and "Raise the limit" in wait.reason
+    assert "project p" in wait.reason and "limit of 3" in wait.reason and "Raise the limit" in wait.reason
     assert wait.holders
 
 
@@ -326,7 +326,7 @@ def test_a_deadline_gets_the_workers_that_it_needs() -> None:
 
 def test_a_job_that_is_leaving_keeps_its_workers_and_gets_no_decision() -> None:
     state = market([job("leaving", 1, 4, granted=2, held=3, is_leaving=True), job("new", 1, 4)], nodes(4))
-    assert decide(state, NOW) == [Start("new", 1, "Starts with 1 worker of 1 CPU (1 to 4).")]
+    assert decide(state, NOW) == [Start("new", 1, "Starting with 1 worker of 1 to 4 (1 CPU each).")]
 
 
 def test_a_job_about_to_end_is_left_alone() -> None:

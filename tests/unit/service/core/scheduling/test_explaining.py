@@ -21,8 +21,8 @@ def test_growth_that_costs_more_than_it_saves_near_the_end_says_both() -> None:
         2,
         4,
         GrowthLimit.PAUSE_COSTS_MORE,
-        "It ends in about 3.0 s. With 4 workers it would save 1.5 s of that, and the change pauses it for 2.0 s. To "
-        "grow all the same, raise elasticity.min_workers.",
+        "It ends in about 3.0 s. Growing to 4 workers saves 1.5 s of that and costs a pause of 2.0 s. Raise "
+        "elasticity.min_workers to force it.",
     )
 
 
@@ -30,8 +30,8 @@ def test_growth_that_costs_more_than_it_saves_within_the_horizon_says_so() -> No
     flat = ThroughputCurve((1, 2, 4), (10.0, 19.0, 19.2))
     slow = job("slow", 1, 4, granted=2, switch_s=60.0, curve=flat)
     assert answers(market([slow], nodes(8)))["slow"].reason == (
-        "With 4 workers it would save 1.3 s in the next 2 min 00 s, and the change pauses it for 60 s. To grow all the "
-        "same, raise elasticity.min_workers."
+        "Growing to 4 workers saves 1.3 s in the next 2 min 00 s and costs a pause of 60 s. Raise "
+        "elasticity.min_workers to force it."
     )
 
 
@@ -52,7 +52,7 @@ def test_the_limit_of_a_parent_project_is_named() -> None:
     jobs = [job("one", 1, 4, granted=2, project="child"), job("two", 1, 1, granted=1, project="child")]
     state = market(jobs, nodes(8), Project(name="child", parent="top"), Project(name="top", limit=3))
     assert answers(state)["one"].limit is GrowthLimit.QUOTA
-    assert answers(state)["one"].reason == "Project top has 3 of the 3 workers that it may have (its limit)."
+    assert answers(state)["one"].reason == "Project top has 3 of its limit of 3 workers. Raise the limit."
 
 
 def test_jobs_that_hold_workers_above_their_minima_are_named() -> None:
@@ -60,8 +60,8 @@ def test_jobs_that_hold_workers_above_their_minima_are_named() -> None:
     answer = answers(market(jobs, nodes(6)))["one"]
     assert answer.limit is GrowthLimit.OTHERS_GAIN_MORE
     assert answer.reason == (
-        "No worker of 1 CPU is free. two holds 2 above the minimum, which add more there than here. A priority above 0 "
-        "weighs more, and more nodes help."
+        "No worker (1 CPU) is free. two holds 2 above the minimum, which add more there than here. Raise the priority "
+        "above 0, or add nodes."
     )
 
 
@@ -70,8 +70,8 @@ def test_a_cluster_full_of_minima_is_named() -> None:
     answer = answers(market(jobs, nodes(3)))["one"]
     assert answer.limit is GrowthLimit.NO_ROOM
     assert answer.reason == (
-        "The nodes that it may use have no room for another worker of 1 CPU: all is at the minima of jobs, or reserved "
-        "by others. More nodes help."
+        "The nodes that it may use have no room for another worker (1 CPU): other jobs need all of it for their "
+        "minimum, or have reserved it. Add nodes."
     )
 
 

@@ -72,7 +72,7 @@ def test_what_is_guaranteed_is_taken_back_from_rigid_borrowers_of_equal_priority
     assert reasons(decide(borrowed(), NOW)) == {
         "second": "Preempted for owner, which needs 2 workers of the 2 that are guaranteed to project b. It saves and "
         "returns to the queue; no step is lost.",
-        "owner": "Starts with 2 workers of 1 CPU (2); preempts second for what is guaranteed to project b.",
+        "owner": "Starting with 2 workers (1 CPU each); preempts second for what is guaranteed to project b.",
     }
 
 
@@ -182,7 +182,7 @@ def test_a_job_that_has_waited_for_long_goes_first_and_both_reasons_say_so() -> 
     assert reasons(decide(waited(24), NOW)) == {
         "urgent-0": "Preempted for low, which was without workers for 24 h longer than with them and needs 2 workers. "
         "It saves and returns to the queue; no step is lost.",
-        "low": "Starts with 2 workers of 1 CPU (2); preempts urgent-0 because it was without workers for 24 h longer "
+        "low": "Starting with 2 workers (1 CPU each); preempts urgent-0 because it was without workers for 24 h longer "
         "than with them.",
     }
 
@@ -232,7 +232,7 @@ def test_a_decision_starts_so_many_jobs_at_their_minimum_and_the_next_ones_go_on
     decisions = decide(state, NOW)
     begun, waits = starts(state), [one for one in decisions if isinstance(one, Wait)]
     assert len(begun) == MOST_STARTS and {one.workers for one in begun} == {1}
-    assert len(waits) == 300 and {one.reason for one in waits} == {LATER.words}
+    assert len(waits) == 300 and {one.reason for one in waits} == {LATER.message}
     assert not any(one.waits_for_limit or one.holders for one in waits)
     assert [one.position for one in waits] == list(range(1, 301))
     after = carried_out(state, decisions)

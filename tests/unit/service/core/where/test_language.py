@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.plain_conditions import label_number
 from shoal_service.core.where.fields import FACTS, Kind, UnknownName, all_names, field_named, setting_kinds
 from shoal_service.core.where.language import (
     MAX_LENGTH,
@@ -16,7 +17,6 @@ from shoal_service.core.where.language import (
     Order,
     Relation,
     Selection,
-    label_number,
     parse,
     parse_columns,
     parse_order,

@@ -10,8 +10,8 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
-from shoal_service.supervisor.reporting import outbox as module
-from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting import reporter as module
+from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_service.views import CheckpointView, IncidentView, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 

@@ -28,8 +28,7 @@ from shoal_service.core.events.training import CheckpointCommitted, CheckpointFa
 from shoal_service.core.persistent import Table
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.reporter import Reporter, SystemSampler
+from shoal_service.supervisor.reporting.reporter import Outbox, Reporter, SystemSampler
 from shoal_service.supervisor.reporting.status import Readings, keep_since, make_incident_view, make_status
 from shoal_service.views import CheckpointView, Condition, ConditionType, JobStatus
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
@@ -400,6 +399,29 @@ def test_a_back_off_is_named() -> None:
     world.start_all()
     world.pass_time(4.0)
     assert condition(world, ConditionType.WORKERS_READY).reason == "GrowsLater"
+
+
+def test_growth_that_does_not_pay_is_named_with_the_way_out() -> None:
+    world = make_world(workers=4, memory=True).open(then=6)
+    world.lose(3)
+    world.run(1)
+    world.break_collectives()
+    world.recover()
+    world.run(1)
+    closed = world.state.health.last_closed
+    assert closed is not None and closed.incident.after is not None
+    incident = replace(closed.incident, formed_at=closed.incident.after.forming_at + 30.0)
+    health = replace(world.state.health, last_closed=replace(closed, incident=incident))
+    history = replace(world.state.history, num_incidents=10, incidents_since=world.now - 200.0)
+    world.state = replace(world.state, history=history, health=health)
+    world.start_all()
+    world.pass_time(4.0)
+    ready = condition(world, ConditionType.WORKERS_READY)
+    assert (ready.status, ready.reason) == (False, "GrowsWithNextIncident")
+    assert "1 worker idle: after 10 incidents" in ready.message
+    assert "Raise elasticity.min_workers to 4 to grow now" in ready.message
+    world.pass_time(1.0)
+    assert condition(world, ConditionType.WORKERS_READY).message == ready.message
 
 
 def test_a_standstill_is_shown_at_once() -> None:

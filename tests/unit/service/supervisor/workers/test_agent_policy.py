@@ -15,10 +15,10 @@ from shoal_service.supervisor.workers.agent_pool import (
     AgentChanges,
     AgentPhase,
     NodeAgent,
-    due_changes,
+    answer_limit_s,
+    choose_nodes,
+    find_due_changes,
     is_calm,
-    silent_after_s,
-    wanted_nodes,
 )
 from shoal_workers.contract.messages import WorkerInfo
 
@@ -50,36 +50,36 @@ def training(*workers_on: int, since: float = 0.0, steps: int = 1) -> Attempt:
 
 
 def test_a_small_job_has_no_agents_however_many_workers_are_on_one_node() -> None:
-    assert wanted_nodes(attempt(MANY - 1), MANY) == frozenset()
-    assert wanted_nodes(attempt(MANY), MANY) == {"node-0"}
+    assert choose_nodes(attempt(MANY - 1), MANY) == frozenset()
+    assert choose_nodes(attempt(MANY), MANY) == {"node-0"}
 
 
 def test_only_nodes_with_several_workers_have_an_agent() -> None:
     state = attempt(MANY, NODE_WORKERS, NODE_WORKERS - 1)
-    assert wanted_nodes(state, MANY) == {"node-0", "node-1"}
+    assert choose_nodes(state, MANY) == {"node-0", "node-1"}
 
 
 def test_a_worker_that_still_starts_does_not_count() -> None:
-    assert wanted_nodes(attempt(MANY - 1, num_starting=5), MANY) == frozenset()
+    assert choose_nodes(attempt(MANY - 1, num_starting=5), MANY) == frozenset()
 
 
 def test_agents_can_be_switched_off() -> None:
-    assert wanted_nodes(attempt(1000), 0) == frozenset()
+    assert choose_nodes(attempt(1000), 0) == frozenset()
 
 
 def test_a_lost_worker_ends_no_agent_and_half_of_them_do() -> None:
     having = {"node-0"}
-    assert wanted_nodes(attempt(NODE_WORKERS - 1, MANY - NODE_WORKERS), MANY, having) == having
-    assert wanted_nodes(attempt(MANY // 2), MANY, having) == having
-    assert wanted_nodes(attempt(MANY // 2 - 1), MANY, having) == frozenset()
+    assert choose_nodes(attempt(NODE_WORKERS - 1, MANY - NODE_WORKERS), MANY, having) == having
+    assert choose_nodes(attempt(MANY // 2), MANY, having) == having
+    assert choose_nodes(attempt(MANY // 2 - 1), MANY, having) == frozenset()
     few = attempt(NODE_WORKERS // 2 - 1, MANY)
-    assert wanted_nodes(few, MANY, having) == {"node-1"}
+    assert choose_nodes(few, MANY, having) == {"node-1"}
 
 
 def test_nothing_is_started_on_a_node_that_is_silent_and_its_agent_is_not_ended() -> None:
     wanted, serving = frozenset("ab"), NodeAgent(AgentPhase.SERVING, 1.0)
-    assert due_changes({}, wanted, frozenset("a"), calm=True, now=1.0).start == ("b",)
-    assert due_changes({"a": serving}, wanted, wanted, calm=True, now=1.0) == AgentChanges()
+    assert find_due_changes({}, wanted, frozenset("a"), calm=True, now=1.0).start == ("b",)
+    assert find_due_changes({"a": serving}, wanted, wanted, calm=True, now=1.0) == AgentChanges()
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_nothing_is_started_on_a_node_that_is_silent_and_its_agent_is_not_ended(
 def test_agents_are_started_only_while_a_group_trains(state: Attempt, now: float, calm: bool) -> None:
     assert is_calm(state, now) is calm
     expected = AgentChanges(start=("a", "b")) if calm else AgentChanges()
-    assert due_changes({}, frozenset("ab"), NONE, calm=calm, now=now) == expected
+    assert find_due_changes({}, frozenset("ab"), NONE, calm=calm, now=now) == expected
 
 
 def test_an_agent_that_is_there_is_left_alone_and_one_that_is_not_wanted_is_ended() -> None:
     serving = NodeAgent(AgentPhase.SERVING, 1.0)
     starting = NodeAgent(AgentPhase.STARTING, 1.0)
     known = {"a": serving, "b": starting, "c": serving}
-    assert due_changes(known, frozenset("ab"), NONE, calm=True, now=1e9) == AgentChanges(end=("c",))
-    assert due_changes(known, NONE, NONE, calm=False, now=1e9) == AgentChanges(end=("a", "b", "c"))
+    assert find_due_changes(known, frozenset("ab"), NONE, calm=True, now=1e9) == AgentChanges(end=("c",))
+    assert find_due_changes(known, NONE, NONE, calm=False, now=1e9) == AgentChanges(end=("a", "b", "c"))
 
 
 def test_a_failed_agent_is_started_again_later_each_time() -> None:
@@ -112,10 +112,10 @@ def test_a_failed_agent_is_started_again_later_each_time() -> None:
     for _ in range(8):
         agent = agent.failed(now)
         waits.append(agent.retry_at - now)
-        early = due_changes({"a": agent}, frozenset("a"), NONE, calm=True, now=agent.retry_at - 0.01)
+        early = find_due_changes({"a": agent}, frozenset("a"), NONE, calm=True, now=agent.retry_at - 0.01)
         assert early == AgentChanges()
         now = agent.retry_at
-        assert due_changes({"a": agent}, frozenset("a"), NONE, calm=True, now=now).start == ("a",)
+        assert find_due_changes({"a": agent}, frozenset("a"), NONE, calm=True, now=now).start == ("a",)
         agent = NodeAgent.started(agent, now).serving(now)
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
@@ -127,5 +127,5 @@ def test_an_agent_that_has_served_for_long_is_started_again_soon() -> None:
 
 
 def test_an_agent_counts_as_silent_a_little_after_its_workers_should_have_answered() -> None:
-    assert silent_after_s(1.0) == 1.5
-    assert silent_after_s(8.0) == 8.5
+    assert answer_limit_s(1.0) == 1.5
+    assert answer_limit_s(8.0) == 8.5

@@ -34,8 +34,8 @@ from shoal_service.core.attempt.messages import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.core.attempt.state import Worker
+from shoal_service.supervisor.reporting.reporter import Outbox, Reporter
 from shoal_service.supervisor.supervisor import new_attempt
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.job import IncidentCause
@@ -62,7 +62,7 @@ class Bench:
         self._spawned: set[asyncio.Task[None]] = set()
         state, reporter = new_attempt(CONFIG, 1000.0), Reporter(self.outbox, CONFIG, self.clock)
         reporter.update_status(state)
-        context = SupervisorContext(
+        self.context = SupervisorContext(
             fleet=self.fleet,
             clock=self.clock,
             until_gone=self.probe.until_gone,
@@ -75,7 +75,7 @@ class Bench:
             spawn=self._spawn,
             raylet=self.raylets.get,
         )
-        self.client = WorkerClient(0, NAME, context)
+        self.client = WorkerClient(0, NAME, self.context)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._spawned.add(asyncio.ensure_future(work))
@@ -304,7 +304,9 @@ async def test_a_restarted_supervisor_joins_the_run_of_its_predecessor(bench: Be
     worker = await bench.start()
     running = asyncio.ensure_future(worker.run(assignment(2)))
     await settle()
-    bench.client.rejoin(2)
+    bench.client.close()
+    successor = WorkerClient(0, NAME, bench.context)
+    successor.take_over(Worker(index=0, worker_id=NAME, info=worker.info, in_run=True), 2, is_to_run=False)
     await settle()
     worker.leave(ExitKind.FINISHED)
     await settle()

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks
+from shoal_workers.contract.checks.legality import is_plain_by_default
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import JobSpec, Precision
 
 DATA = {"corpus": "python-stdlib"}
 
@@ -22,6 +23,7 @@ def _refused(**spec: Any) -> dict[str, str]:
     [
         ("optimizer.fused", {"optimizer": {"fused": True}}),
         ("reduce_precision", {"reduce_precision": "bf16"}),
+        ("reduce_precision", {"reduce_precision": "int8"}),
         ("compile", {"compile": True}),
     ],
 )
@@ -139,6 +141,27 @@ def test_shard_none_leaves_the_model_whole_and_its_parameters_as_they_are(change
     assert problem.path == path and words in problem.message
 
 
+def test_gradients_in_8_bits_leave_parameters_as_they_are() -> None:
+    task = {"task": "mine:Task", "stop": {"steps": 1}, "reduce_precision": "int8"}
+    spec = parse_spec({**task, "parallelism": {"shard": "none"}})
+    assert parse_spec(spec.model_dump(mode="json")) == spec and spec.sum_precision is Precision.FP32
+    assert is_plain_by_default(parse_spec(task))
+    with pytest.raises(SpecError, match="must be 'fp32', 'bf16' or 'fp16' or 'int8'"):
+        parse_spec({**task, "reduce_precision": "int4"})
+
+
 def test_the_degrees_of_a_loop_survive_json() -> None:
     spec = parse_spec({"loop": {"file": "train.py"}, "parallelism": {"dp_shard": "auto", "dp_replicate": 2}})
     assert parse_spec(spec.model_dump(mode="json")) == spec
+
+
+def test_islands_exclude_what_would_be_two_averages_or_two_histories() -> None:
+    islands = {"islands": {"num": 2, "index": 0}}
+    assert "Leave one out" in _refused(**islands, optimizer={"ema_decay": 0.99})["optimizer.ema_decay"]
+    origin = {"continue_from": {"job": "job-1"}}
+    assert "set init_from to an export" in _refused(**islands, **origin)["continue_from"]
+    assert parse_spec({"data": DATA, "stop": {"steps": 1}, **islands}).islands
+
+
+def test_a_script_has_no_islands() -> None:
+    assert "islands" in _refused(data={}, script={"command": ["true"]}, islands={"num": 2, "index": 0})

@@ -85,6 +85,21 @@ def test_deterministic_allows_dp_shard_only() -> None:
     assert not _violations({"dp_shard": 4}, DENSE, deterministic=True)
 
 
+def test_sums_in_8_bits_allow_no_tp_and_the_planner_chooses_none() -> None:
+    """On any other axis the ranks with the same parameters are in one sum, or exchange what they got."""
+    document = {**LEAST, "model": DENSE}
+    exact, spec = parse_spec(document), parse_spec({**document, "reduce_precision": "int8"})
+    plan = plan_of(spec)
+    [violation] = violations(Layout(tp=2, dp_shard=2), spec, plan)
+    assert violation.rule is Rule.INT8_NEEDS_ONE_TP_RANK
+    assert violation.message.endswith("Set tp to 1, or reduce_precision to fp32 or bf16.")
+    assert not violations(Layout(pp=2, dp_replicate=2, dp_shard=2, cp=2), spec, plan)
+    assert legal_degrees(spec, plan).tp == (1,)
+    assert legal_degrees(exact, plan).tp == (1, 2, 4)
+    with pytest.raises(SpecError, match="tp is 2, but reduce_precision int8 rounds at random"):
+        parse_spec({**document, "reduce_precision": "int8", "parallelism": {"tp": 2}, "elasticity": {"max_workers": 2}})
+
+
 @pytest.mark.parametrize(("axis", "section"), [("tp", "plan.tensor"), ("pp", "plan.blocks"), ("cp", "plan.attention")])
 def test_a_task_without_a_plan_runs_on_the_data_axes(axis: str, section: str) -> None:
     [violation] = _violations({axis: 2}, {}, task="mine:Task", data={})

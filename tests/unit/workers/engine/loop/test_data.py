@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 from shoal_workers.engine.loop.data import Reader, Wanted, source_of
 from shoal_workers.engine.loop.samples import LoaderOrder
 from shoal_workers.engine.loop.streams import Stream, StreamPlan, StreamStates
-from shoal_workers.engine.loop.tracked import state_of_text, text_of_state
+from shoal_workers.engine.loop.tracked import decode_state, encode_state
 from shoal_workers.engine.process.data_processes import DataProcesses
 
 SAMPLES = list(range(24))
@@ -43,6 +43,19 @@ class Line(IterableDataset):  # type: ignore[type-arg]
 class Forgetful(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[int]:
         return iter(SAMPLES)
+
+
+class Hardest(Sampler):  # type: ignore[type-arg]
+    """Samples with a large loss come first."""
+
+    def __init__(self) -> None:
+        self.losses = [0.0] * len(SAMPLES)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(SAMPLES, key=lambda index: -self.losses[index]))
+
+    def __len__(self) -> int:
+        return len(SAMPLES)
 
 
 class Drawn(Sampler):  # type: ignore[type-arg]
@@ -110,6 +123,15 @@ def test_a_sampler_that_cannot_be_repeated_is_refused() -> None:
     loader = DataLoader(SAMPLES, batch_size=3, sampler=Drawn())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Drawn gives another order each time .* Give it set_epoch\(epoch\)"):
         LoaderOrder(loader, 4, 0)
+
+
+def test_an_order_that_follows_the_losses_of_a_rank_is_refused_in_the_second_epoch() -> None:
+    sampler = Hardest()
+    order = LoaderOrder(DataLoader(SAMPLES, batch_size=4, sampler=sampler), 2, 0)  # type: ignore[arg-type]
+    assert [list(order.indices(step, 0)) for step in (0, 3)] == [[0, 1, 2, 3]] * 2
+    sampler.losses[7] = 1.0
+    with pytest.raises(ValueError, match="Hardest gives another order of its first epoch once samples were computed"):
+        order.indices(6, 0)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +208,7 @@ def test_a_state_goes_through_a_text() -> None:
         "scale": torch.tensor(0.5, dtype=torch.bfloat16),
         "nothing": torch.empty(0, 2),
     }
-    back = state_of_text(text_of_state(state))
+    back = decode_state(encode_state(state))
     assert back["positions"] == [1, (2, None)]
     for name in ("generator", "mask", "scale", "nothing"):
         assert torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype  # type: ignore[call-overload]

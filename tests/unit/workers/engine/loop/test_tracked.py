@@ -212,3 +212,86 @@ def test_a_mark_changes_when_a_tensor_of_any_other_object_does() -> None:
     assert tracked.mark() == mark
     mean.add_(1.0)
     assert tracked.mark() != mark
+
+
+def made_of(order: list[int]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model of equal layers, and an optimizer that has its parameters in this order, as one that is made of a set."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)])
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [parameters[number] for number in order if parameters[number].ndim == ndim]} for ndim in (1, 2)
+    ]
+    return model, torch.optim.Adam(groups, lr=0.1)
+
+
+def test_the_state_of_an_optimizer_goes_by_parameter_whatever_the_order_in_its_groups() -> None:
+    (model, optimizer), (other, other_optimizer) = made_of([0, 1, 2, 3, 4, 5]), made_of([4, 0, 2, 5, 1, 3])
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, 1.0 + number)
+    optimizer.step()
+    source, target = (
+        Tracked({"model": one, "optimizer": of_one}) for one, of_one in ((model, optimizer), (other, other_optimizer))
+    )
+    through_json(source, target)
+    for parameter, counterpart in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], other_optimizer.state[counterpart]["exp_avg"])
+    (tensors, tree), (again, tree_again) = source.collect(), target.collect()
+    assert tree == tree_again
+    assert all(torch.equal(tensors[name], again[name]) for name in tensors)
+    assert list(target.order.values()) == [*range(6)]
+
+
+def test_what_a_loop_changes_of_the_settings_of_modules_comes_back_unless_the_program_has_others_now() -> None:
+    def made(p: float = 0.5) -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(p), nn.Linear(2, 2))
+        model[0].requires_grad_(False)
+        return model
+
+    model, same, other = made(), made(), made(p=0.3)
+    source, of_same, of_other = (Tracked({"model": one}) for one in (model, same, other))
+    model[0].weight.requires_grad_(True)
+    model[1].eval()
+    model[1].momentum, model[2].p = 0.01, 0.1
+    for target in (of_same, of_other):
+        through_json(source, target)
+    assert [one.requires_grad for one in same[0].parameters()] == [True, False]
+    assert (same[1].training, same[1].momentum, same[2].p, same[2].training) == (False, 0.01, 0.1, True)
+    assert (other[1].training, other[2].p) == (False, 0.3)
+
+
+def test_a_group_that_is_added_later_and_is_not_there_after_a_restore_is_refused_with_the_way_out() -> None:
+    (model, optimizer), (other, other_optimizer) = made_of([0, 1, 2, 3]), made_of([0, 1, 2, 3])
+    source = Tracked({"model": model, "optimizer": optimizer})
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    words = r"run\.track\(optimizer=\.\.\.\): Adam does not take back its state: .* before run\.track\(\)"
+    with pytest.raises(ValueError, match=words):
+        through_json(source, Tracked({"model": other, "optimizer": other_optimizer}))
+
+
+def test_a_model_that_is_evaluated_when_it_is_saved_trains_after_a_restore_but_for_the_parts_that_did_not() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, (3, 3)), nn.BatchNorm2d(1), nn.Dropout(0.5))
+    tracked = Tracked({"model": model})
+    model[1].eval()
+    model[2].p = 0.1
+    tracked.collect()
+    model.eval()
+    tensors, tree = tracked.collect()
+    fresh = nn.Sequential(nn.Conv2d(1, 1, (3, 3)), nn.BatchNorm2d(1), nn.Dropout(0.5))
+    Tracked({"model": fresh}).restore(tensors, json.loads(json.dumps(tree)))
+    assert [part.training for part in fresh.modules()] == [True, True, False, True]
+    assert fresh[2].p == 0.1 and fresh[0].kernel_size == (3, 3)
+
+
+def test_the_state_of_an_optimizer_that_saves_by_name_is_as_it_gives_it() -> None:
+    class Named(torch.optim.SGD):
+        def state_dict(self) -> Any:
+            state = super().state_dict()
+            return {"state": {}, "param_groups": [{**state["param_groups"][0], "params": ["weight", "bias"]}]}
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            assert state_dict["param_groups"][0]["params"] == ["weight", "bias"]
+
+    model = nn.Linear(2, 2)
+    tracked = Tracked({"model": model, "optimizer": Named(model.parameters(), lr=0.1)})
+    tracked.restore(*tracked.collect())

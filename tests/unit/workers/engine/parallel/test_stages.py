@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from kit.tasks.stage_tasks import LENGTH, PLAN, VOCABULARY, WIDTH, Sequences, Staged
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model import ParallelPlan
-from shoal_workers.engine.parallel.stages import Generators, Handover, all_stages
+from shoal_workers.engine.parallel.stages import Handover, all_stages
+from shoal_workers.engine.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.model_calls import ModelCalls
-from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.returned import Returned, read_returned
-
-_GENERATORS = Generators(generator_states, set_generator_states)
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +51,7 @@ class Split:
         output: Any = None
         for index, stage in self.stages.items():
             assert stage.forward_pass is not None
-            shape = torch.Size((*call.first.shape, WIDTH))
-            stage.forward_pass.expect(_GENERATORS, shape, torch.float32, received)
+            stage.forward_pass.expect(torch.empty(*call.first.shape, WIDTH, device="meta"), received)
             set_generator_states(call.at_call)
             output = stage.module(*call.args, **call.kwargs)
             if index < len(self.stages) - 1:
@@ -116,7 +113,7 @@ def test_a_micro_batch_of_another_shape_is_refused() -> None:
     split = Split("plain", 2)
     (stage, *_) = split.stages.values()
     assert stage.forward_pass is not None
-    stage.forward_pass.expect(_GENERATORS, torch.Size((3, LENGTH, WIDTH)), torch.float32, None)
+    stage.forward_pass.expect(torch.empty(3, LENGTH, WIDTH, device="meta"), None)
     with pytest.raises(TypeError, match="All micro-batches must have one shape"):
         stage.module(torch.zeros(3, LENGTH - 1, dtype=torch.int64) % VOCABULARY)
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.profiles import Category, StepTimes
+from shoal_workers.contract.profiles import OF_AXIS, WAITING, Category, StepTimes
 from shoal_workers.engine.profiling.digest import (
     Found,
     base_ns,
     events_of,
     memory_of,
+    overlaps,
     read_events,
     unseen_communication,
     with_phases,
@@ -30,6 +31,12 @@ def _text(*events: dict[str, Any]) -> str:
 
 def _ran(name: str, at: float, long: float, category: str = "cpu_op") -> dict[str, Any]:
     return {"ph": "X", "cat": category, "name": name, "ts": at, "dur": long, "args": {}}
+
+
+def _collective(group: str, at: float, long: float) -> list[dict[str, Any]]:
+    """An all-reduce of gloo, which begins 1 microsecond after its call."""
+    called = _ran(f"{OF_AXIS}{group} all-reduce", at - 1, 0.5, "user_annotation")
+    return [called, _ran("gloo:all_reduce", at, long, "user_annotation")]
 
 
 def _memory(at: float, change: int, total: int, kind: int = 0) -> dict[str, Any]:
@@ -54,7 +61,10 @@ def test_the_events_of_a_text_are_read_one_by_one() -> None:
 def test_the_phases_become_a_lane_of_the_trace(events: list[dict[str, Any]]) -> None:
     made = json.loads(with_phases(_text(*events), [("forward", 1.0, 4.0), ("backward", 4.0, 9.0)]))
     added = [event for event in made["traceEvents"] if event.get("cat") == "shoal"]
-    assert [(one["name"], one["ts"], one["dur"]) for one in added] == [("forward", 1.0, 3.0), ("backward", 4.0, 5.0)]
+    assert [(event["name"], event["ts"], event["dur"]) for event in added] == [
+        ("forward", 1.0, 3.0),
+        ("backward", 4.0, 5.0),
+    ]
     assert [event for event in made["traceEvents"] if event not in added] == events
     assert json.loads(with_phases(_text(*events), [])) == json.loads(_text(*events))
 
@@ -68,6 +78,52 @@ def test_waits_in_native_code_are_communication_of_the_step_in_which_they_are() 
     )
     seconds = unseen_communication(found, [(0.0, 1000.0), (1000.0, 2000.0)])
     assert seconds == pytest.approx([70e-6, 20e-6])
+
+
+def test_what_computing_hides_of_the_collectives_of_each_axis_on_a_cpu() -> None:
+    found = _found(
+        *_collective("mesh_shards", 100.0, 100.0),
+        *_collective("undefined", 300.0, 10.0),
+        *_collective("mesh_shards", 400.0, 100.0),
+        _ran(WAITING, 150.0, 52.0, "user_annotation"),  # half of the first
+        _ran(WAITING, 300.0, 11.0, "user_annotation"),
+        _ran(WAITING, 399.0, 102.0, "user_annotation"),
+    )
+    assert [(overlap.axis, overlap.seconds, overlap.hidden) for overlap in overlaps(found)] == [
+        ("shards", pytest.approx(200e-6), pytest.approx(0.25)),
+        ("all ranks", pytest.approx(10e-6), 0.0),
+    ]
+
+
+def test_each_window_of_gloo_belongs_to_the_group_of_its_call() -> None:
+    """A reduce-scatter runs as an all-reduce, and a receive has another name."""
+    scattered = _ran(f"{OF_AXIS}mesh_shards reduce-scatter", 99.0, 0.5, "user_annotation")
+    received = _ran(f"{OF_AXIS}mesh_pp receive", 499.0, 0.5, "user_annotation")
+    found = _found(
+        *(scattered, _ran("gloo:all_reduce", 100.0, 30.0, "user_annotation")),
+        *_collective("mesh_dp_replicate", 200.0, 20.0),
+        *(received, _ran("gloo:recv", 500.0, 10.0, "user_annotation")),
+    )
+    assert [(overlap.axis, overlap.seconds) for overlap in overlaps(found)] == [
+        ("shards", pytest.approx(30e-6)),
+        ("dp_replicate", pytest.approx(20e-6)),
+        ("pp", pytest.approx(10e-6)),
+    ]
+
+
+def test_what_kernels_hide_of_the_collectives_of_each_axis_on_a_gpu() -> None:
+    def ran(group: str, at: float, long: float) -> dict[str, Any]:
+        event = _ran("ncclDevKernel_ReduceScatter", at, long, "kernel")
+        return event | {"args": {"Process Group Description": group}}
+
+    host = _ran(WAITING, 400.0, 1.0, "user_annotation")  # `Work.wait` only orders the streams
+    found = _found(
+        ran("mesh_shards", 0.0, 100.0), ran("mesh_tp", 200.0, 50.0), _ran("gemm", 20.0, 80.0, "kernel"), host
+    )
+    assert [(overlap.axis, overlap.seconds, overlap.hidden) for overlap in overlaps(found)] == [
+        ("shards", pytest.approx(100e-6), pytest.approx(0.8)),
+        ("tp", pytest.approx(50e-6), 0.0),
+    ]
 
 
 def test_on_a_gpu_only_the_part_of_a_collective_that_no_other_kernel_hides_counts() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal_workers.engine.proof.attributes import Attributes, carry
+from shoal_workers.engine.proof.attributes import Attributes, carry, far, owners_in_task
 from shoal_workers.engine.task.reachable import marks, reachable
 
 
@@ -148,3 +148,27 @@ def test_an_iterator_without_a_position_and_a_cache_of_a_limited_size_are_unknow
 @functools.lru_cache(maxsize=2)
 def bounded(number: int) -> int:
     return number
+
+
+def test_a_tensor_that_is_made_anew_in_another_size_is_no_memory_and_one_that_keeps_its_size_may_be() -> None:
+    owner = SimpleNamespace(positions=torch.zeros(2), memory=torch.zeros(2))
+    attributes = Attributes({"the task": owner})
+    owner.positions, owner.memory = torch.ones(3), torch.ones(2)
+    first = attributes.changed()
+    owner.positions, owner.memory = torch.ones(4), torch.full((2,), 2.0)
+    assert {key for _, key in far(first, attributes.changed())} == {"memory"}
+
+
+def test_of_a_data_set_only_counters_count() -> None:
+    class Lines:
+        def __init__(self) -> None:
+            self.num_read, self.offsets, self.content = 0, [0], torch.zeros(4)
+
+    class Task:
+        pass
+
+    data = Lines()
+    owners = {name: owner for name, owner in owners_in_task(Task(), data).items() if owner is data}
+    attributes = Attributes(owners)
+    data.num_read, data.offsets, data.content = 1, [0, 5], torch.ones(4)
+    assert {key for _, key in attributes.changed()} == {"num_read"}

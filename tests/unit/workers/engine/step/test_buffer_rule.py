@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal_workers.engine.step.buffer_rule import Buffer, Norm, find_buffers, folds
+from shoal_workers.engine.step.buffer_rule import Buffer, Norm, find_buffers, folds_statistics
 
 NUM_MICRO_BATCHES = 5
 
@@ -19,7 +19,7 @@ def _samples(number: int) -> Tensor:
 
 
 def _found(model: nn.Module) -> tuple[list[Buffer], list[Norm]]:
-    return find_buffers([("", model)], lambda _, name, one: Buffer(name, one), lambda *_: True, folds)
+    return find_buffers([("", model)], lambda _, name, one: Buffer(name, one), lambda *_: True, folds_statistics)
 
 
 def _added_up(model: nn.Module, bounds: list[int], num_calls: Callable[[int], int]) -> dict[str, Tensor]:
@@ -28,23 +28,23 @@ def _added_up(model: nn.Module, bounds: list[int], num_calls: Callable[[int], in
     lasts = [*bounds[1:], NUM_MICRO_BATCHES]
     for (buffers, norms), first, last in zip(ranks, bounds, lasts, strict=True):
         for number in range(first, last):
-            (root, *_) = [module for module, _ in buffers[0].places]
-            values = [buffer.home.clone() for buffer in buffers]
+            (root, *_) = [module for module, _ in buffers[0].attach_points]
+            values = [buffer.original.clone() for buffer in buffers]
             for buffer, value in zip(buffers, values, strict=True):
-                buffer.place(value)
+                buffer.install(value)
             for _ in range(num_calls(number)):
                 root(_samples(number))
-            calls = {id(norm): norm.count() for norm in norms}
+            calls = {id(norm): norm.count_calls() for norm in norms}
             for buffer in buffers:
-                assert buffer.now is not None
-                buffer.add(buffer.now, 1 / NUM_MICRO_BATCHES, calls.get(id(buffer.norm)))
+                assert buffer.current is not None
+                buffer.add(buffer.current, 1 / NUM_MICRO_BATCHES, calls.get(id(buffer.norm)))
             for buffer in buffers:
-                buffer.place(buffer.home)
+                buffer.install(buffer.original)
     per_rank = [sum(map(num_calls, range(first, last))) for first, last in zip(bounds, lasts, strict=True)]
     after = {}
     for number, buffer in enumerate(ranks[0][0]):
-        shares = [buffers[number].share(sum(per_rank[rank + 1 :])) for rank, (buffers, _) in enumerate(ranks)]
-        after[buffer.name] = buffer.after(torch.stack(shares).sum(0), sum(per_rank))
+        shares = [buffers[number].compute_share(sum(per_rank[rank + 1 :])) for rank, (buffers, _) in enumerate(ranks)]
+        after[buffer.name] = buffer.compute_value(torch.stack(shares).sum(0), sum(per_rank))
     return after
 
 
@@ -68,7 +68,7 @@ def test_statistics_are_those_of_one_process_however_often_a_norm_is_called(
 
 
 def test_other_buffers_get_the_weighted_sum_counters_the_sum_and_flags_any_change() -> None:
-    home = {
+    original = {
         "mean": torch.tensor([1.0, 2.0]),
         "phase": torch.tensor([1 + 1j]),
         "count": torch.tensor(7),
@@ -86,10 +86,10 @@ def test_other_buffers_get_the_weighted_sum_counters_the_sum_and_flags_any_chang
         "count": torch.tensor(10),
         "flags": torch.tensor([False, True, False]),
     }
-    for name, before in home.items():
+    for name, before in original.items():
         shares = []
         for value in changed[name]:
             buffer = Buffer(name, before)
             buffer.add(value, 0.5, None)
-            shares.append(buffer.share())
-        assert torch.equal(Buffer(name, before).after(torch.stack(shares).sum(0)), expected[name]), name
+            shares.append(buffer.compute_share())
+        assert torch.equal(Buffer(name, before).compute_value(torch.stack(shares).sum(0)), expected[name]), name

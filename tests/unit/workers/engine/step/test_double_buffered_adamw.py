@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW, ParameterBuffers
+from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 
 SHAPES = [(7, 5), (64,), (3, 3, 2), (1,)]
 
@@ -61,17 +61,15 @@ def test_updates_have_the_same_bits_as_those_of_torch(alternates: bool) -> None:
 
 def _step_elsewhere(optimizer: DoubleBufferedAdamW, parameters: list[nn.Parameter]) -> None:
     """Into memory that holds nonsense; what the operands were in must not change."""
-    targets = {p: ParameterBuffers(*(torch.full_like(p.detach(), torch.nan) for _ in range(3))) for p in parameters}
-    old = [(p.data, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]) for p in parameters]
-    before = [tuple(tensor.clone() for tensor in tensors) for tensors in old]
+    states = [optimizer.state[p] for p in parameters]
+    old = [*parameters, *(state[key] for state in states for key in ("exp_avg", "exp_avg_sq"))]
+    before = [tensor.detach().clone() for tensor in old]
+    targets = {tensor: torch.full_like(tensor.detach(), torch.nan) for tensor in old}
     optimizer.targets = targets
     optimizer.step()
-    for tensors, copies in zip(old, before, strict=True):
-        assert _same(list(tensors), list(copies))
-    for parameter, target in targets.items():
-        parameter.data = target.parameter
-        optimizer.state[parameter]["exp_avg"] = target.exp_avg
-        optimizer.state[parameter]["exp_avg_sq"] = target.exp_avg_sq
+    assert _same(old, before)
+    for tensor, target in targets.items():
+        tensor.data = target
 
 
 def test_a_tensor_without_a_second_buffer_is_updated_in_place() -> None:
@@ -81,10 +79,13 @@ def test_a_tensor_without_a_second_buffer_is_updated_in_place() -> None:
         parameter.grad = torch.ones(3)
     optimizer.step()
     was = first.detach().clone()
-    target = ParameterBuffers(torch.zeros(3), torch.zeros(3), torch.zeros(3))
-    optimizer.targets = {first: target}
+    state = optimizer.state[first]
+    targets = {tensor: torch.zeros(3) for tensor in (first, state["exp_avg"], state["exp_avg_sq"])}
+    optimizer.targets = targets
     for parameter in (first, second):
         parameter.grad = torch.ones(3)
     optimizer.step()
     assert torch.equal(first, was)
-    assert torch.equal(target.parameter, second)
+    assert torch.equal(targets[first], second)
+    optimizer.step()
+    assert not torch.equal(first, was), "what a step gets is for that step alone"

@@ -14,13 +14,13 @@ from torch.optim.swa_utils import AveragedModel
 from shoal_workers.contract.layout import plain
 from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.step.update import Update, adamw, changes, differing, is_plain, plain_settings, restored
+from shoal_workers.engine.step.update import Update, adamw, apply_changes, find_changes, is_plain, select_plain_settings
 
 
 def test_only_what_a_run_has_changed_is_saved_with_the_value_that_was_built() -> None:
     built = {"weight_decay": 0.1, "betas": [0.9, 0.95], "k": 0}
-    assert changes(built, dict(built)) == {}
-    assert changes(built, built | {"k": 7, "seen": True}) == {"k": [0, 7], "seen": [True]}
+    assert find_changes(built, dict(built)) == {}
+    assert find_changes(built, built | {"k": 7, "seen": True}) == {"k": [0, 7], "seen": [True]}
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,13 @@ def test_only_what_a_run_has_changed_is_saved_with_the_value_that_was_built() ->
 def test_what_is_built_now_acts_and_what_the_run_has_changed_is_kept(
     built: dict[str, Any], changed: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert restored(built, changed) == expected
+    assert apply_changes(built, changed) == expected
 
 
 def test_rates_implementations_and_tensors_are_never_saved() -> None:
     group = {"params": [1], "lr": 0.1, "initial_lr": 0.2, "fused": True, "foreach": None, "scale": object(), "k": 1}
-    assert plain_settings(group) == {"initial_lr": 0.2, "k": 1}
+    assert select_plain_settings(group) == {"initial_lr": 0.2, "k": 1}
     assert is_plain((0.9, 0.99)) and not is_plain([object()])
-
-
-def test_settings_that_an_earlier_version_saved_are_named_if_they_differ() -> None:
-    assert differing({"betas": [0.9, 0.95], "eps": 1.0}, {"eps": 2.0, "k": 1}) == ("eps",)
 
 
 def _is_fused(settings: dict[str, Any], *, deterministic: bool = False) -> bool:

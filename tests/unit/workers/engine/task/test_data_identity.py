@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal_workers.contract.text_data import TextDataConfig
-from shoal_workers.data.dataset import TokenDataset
+from shoal_workers.data.mixture import TokenDataset
 from shoal_workers.data.prepare import prepare_corpus
 from shoal_workers.data.tokenizer import Split
 from shoal_workers.engine.task.data_identity import (

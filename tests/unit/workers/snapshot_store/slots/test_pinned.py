@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
-from shoal_workers.snapshot_store.slots.pinned import runtime_of
+from shoal_workers.snapshot_store.slots.own_slots import OwnSlots, find_host_runtime
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
 
 
@@ -73,4 +72,4 @@ def test_a_driver_that_refuses_costs_no_snapshot(tmp_path: Path) -> None:
 
 
 def test_a_state_on_the_host_needs_no_registration() -> None:
-    assert runtime_of({"a": torch.zeros(3)}) is None
+    assert find_host_runtime({"a": torch.zeros(3)}) is None

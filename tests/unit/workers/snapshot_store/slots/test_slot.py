@@ -2,8 +2,9 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,7 +16,6 @@ from shoal_workers.snapshot_store.slots.slot_files import (
     SlotFile,
     SlotPool,
     Stamp,
-    at,
     fitting,
     read_header,
     read_sequence,
@@ -201,9 +201,8 @@ def test_an_allocation_is_tried_again_once_there_is_room(tmp_path: Path) -> None
 
 def test_slots_are_split_by_size(tmp_path: Path) -> None:
     pool = SlotPool(tmp_path, "own")
-    small, middle, large = (pool.take([], size * MIB) for size in (1, 4, 16))
-    assert fitting(pool.slots, 3 * MIB) == [middle]
-    assert at(pool.slots, [2, 0]) == [large, small]
+    slots = [pool.take([], size * MIB) for size in (1, 4, 16)]
+    assert fitting(pool.slots, 3 * MIB) == [slots[1]]
     pool.close()
 
 
@@ -243,8 +242,17 @@ def _part(generation: int, step: int, rank: int = 0) -> PartHeader:
     return PartHeader(2, generation, rank, 1, step, 0, 0, 0, 0, 0, 0)
 
 
-def _headers(*slots: tuple[int, ...] | None) -> list[PartHeader | None]:
-    return [None if slot is None else _part(*slot) for slot in slots]
+class _Slot(NamedTuple):
+    number: int
+    header: PartHeader | None
+
+
+def _slots(*parts: tuple[int, ...] | None) -> list[_Slot]:
+    return [_Slot(number, None if part is None else _part(*part)) for number, part in enumerate(parts)]
+
+
+def _numbers(slots: Iterable[_Slot]) -> list[int]:
+    return [slot.number for slot in slots]
 
 
 @pytest.mark.parametrize(
@@ -268,23 +276,24 @@ def test_own_slot_that_must_stay(
     restored: tuple[int, int] | None,
     stays: tuple[int, int] | None,
 ) -> None:
-    position = retention.kept(_headers(*slots), generation=generation, restored=restored)
-    assert (None if position is None else slots[position]) == stays
+    kept = retention.kept(_slots(*slots), generation=generation, restored=restored)
+    assert (None if kept is None else slots[kept.number]) == stays
 
 
 def test_of_two_parts_of_the_same_step_the_later_one_stays() -> None:
     first, second = _part(1, 5), PartHeader(8, 1, 0, 1, 5, 0, 0, 0, 0, 0, 0)
-    assert retention.kept([second, first], generation=1, restored=None) == 0
+    assert retention.kept([_Slot(0, second), _Slot(1, first)], generation=1, restored=None) == _Slot(0, second)
 
 
 def test_incomplete_slots_are_overwritten_first_then_the_oldest() -> None:
-    headers = _headers((2, 1), (1, 9), None, (1, 8), (3, 1))
-    assert retention.overwritable(headers, generation=3, restored=None, held=()) == [2, 3, 1, 0]
+    slots = _slots((2, 1), (1, 9), None, (1, 8), (3, 1))
+    assert _numbers(retention.overwritable(slots, generation=3, restored=None, held=())) == [2, 3, 1, 0]
 
 
 def test_held_slots_are_not_overwritten() -> None:
-    headers = _headers((1, 6), (1, 7), None, (1, 8))
-    assert retention.overwritable(headers, generation=1, restored=None, held=(0, 2)) == [1]
+    slots = _slots((1, 6), (1, 7), None, (1, 8))
+    held = (slots[0], slots[2])
+    assert _numbers(retention.overwritable(slots, generation=1, restored=None, held=held)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -297,30 +306,30 @@ def test_a_fourth_slot_is_needed_only_if_some_snapshots_are_not_sent(
 
 
 def test_live_slot_that_the_group_was_restored_from_is_not_reused() -> None:
-    headers = _headers((1, 10), (1, 9), None)
-    assert retention.reusable_live(headers, restored=(1, 10)) == [1, 2]
-    assert retention.reusable_live(headers, restored=None) == [0, 1, 2]
+    slots = _slots((1, 10), (1, 9), None)
+    assert _numbers(retention.reusable_live(slots, restored=(1, 10))) == [1, 2]
+    assert _numbers(retention.reusable_live(slots, restored=None)) == [0, 1, 2]
 
 
 def test_next_copy_of_a_rank_replaces_its_older_copy_before_it_takes_an_empty_slot() -> None:
-    headers = _headers((1, 4, 7), None, (1, 5, 7), (1, 4, 8))
-    assert retention.reusable_for_copy(headers, generation=1, rank=7) == [0, 1]
+    slots = _slots((1, 4, 7), None, (1, 5, 7), (1, 4, 8))
+    assert _numbers(retention.reusable_for_copy(slots, generation=1, rank=7)) == [0, 1]
 
 
 def test_single_copy_of_a_rank_and_copies_of_other_generations_are_not_replaced() -> None:
-    headers = _headers((2, 4, 7), (1, 2, 7), (1, 3, 7), None)
-    assert retention.reusable_for_copy(headers, generation=2, rank=7) == [3]
+    slots = _slots((2, 4, 7), (1, 2, 7), (1, 3, 7), None)
+    assert _numbers(retention.reusable_for_copy(slots, generation=2, rank=7)) == [3]
 
 
 def test_the_copy_of_a_step_of_which_every_rank_has_one_is_not_replaced() -> None:
-    headers = _headers((1, 4, 7), (1, 8, 7))
-    assert retention.reusable_for_copy(headers, generation=1, rank=7, keep_step=8) == [0]
-    assert retention.reusable_for_copy(headers, generation=1, rank=7, keep_step=4) == [1]
+    slots = _slots((1, 4, 7), (1, 8, 7))
+    assert _numbers(retention.reusable_for_copy(slots, generation=1, rank=7, keep_step=8)) == [0]
+    assert _numbers(retention.reusable_for_copy(slots, generation=1, rank=7, keep_step=4)) == [1]
 
 
 def test_two_empty_buddy_slots_stay_allocated() -> None:
-    assert retention.surplus_empty(_headers(None, (1, 1), None, None, None)) == [3, 4]
-    assert retention.surplus_empty(_headers(None, (1, 1), None)) == []
+    assert _numbers(retention.surplus_empty(_slots(None, (1, 1), None, None, None))) == [3, 4]
+    assert _numbers(retention.surplus_empty(_slots(None, (1, 1), None))) == []
 
 
 def test_parts_of_earlier_generations_and_incomplete_parts_are_outdated() -> None:

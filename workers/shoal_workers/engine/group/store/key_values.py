@@ -56,7 +56,7 @@ class KeyValues(Generic[Client]):
     def num_keys(self) -> int:
         """The keys of all generations, and the values of gatherings. Any thread."""
         return sum(
-            len(content.keys) + sum(gathering.num_values for gathering in tuple(content.gatherings.values()))
+            len(content.keys) + sum(len(gathering.values) for gathering in tuple(content.gatherings.values()))
             for content in tuple(self._contents.values())
         )
 
@@ -197,8 +197,10 @@ class Gathering:
         if num_ranks < 1:
             raise ValueError(f"{num_ranks} ranks exchange nothing")
         self._num_ranks = num_ranks
-        self._values: dict[int, bytes] = {}
-        self._joined = b""
+        self.values: dict[int, bytes] = {}
+        """By rank."""
+        self.joined = b""
+        """All values by rank, see `split`; empty until it is complete."""
 
     def give(self, rank: int, num_ranks: int, value: bytes) -> bool:
         """Whether this completes it. A value that replaces an earlier one is ignored once all ranks have given theirs.
@@ -211,26 +213,17 @@ class Gathering:
             raise ValueError(f"there is no rank {rank} among {num_ranks}")
         if self.is_complete:
             return False
-        self._values[rank] = value
-        is_last = len(self._values) == num_ranks
+        self.values[rank] = value
+        is_last = len(self.values) == num_ranks
         if is_last:
-            self._joined = join(self._values[index] for index in range(num_ranks))
+            self.joined = join(self.values[index] for index in range(num_ranks))
         return is_last
 
     @property
     def is_complete(self) -> bool:
-        return len(self._values) == self._num_ranks
-
-    @property
-    def num_values(self) -> int:
-        return len(self._values)
-
-    @property
-    def joined(self) -> bytes:
-        """All values by rank, see `split`; empty until it is complete."""
-        return self._joined
+        return len(self.values) == self._num_ranks
 
     @property
     def absent(self) -> list[int]:
         """Ranks that have given none, ascending."""
-        return [rank for rank in range(self._num_ranks) if rank not in self._values]
+        return [rank for rank in range(self._num_ranks) if rank not in self.values]

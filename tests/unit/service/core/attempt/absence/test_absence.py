@@ -21,7 +21,7 @@ from shoal_service.core.attempt.messages import (
     WorkerUnreachable,
 )
 from shoal_service.core.attempt.state.parts import Stage, Worker, WorkerPool
-from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
+from shoal_service.core.attempt.state.timeouts import Timeouts, later_s, poll_wait_s
 from shoal_service.core.desired import Desired
 from shoal_service.core.persistent import Table
 from shoal_workers.contract.job import EndReason, IncidentCause
@@ -332,3 +332,32 @@ def test_answers_of_a_thousand_workers_may_take_longer(new_world: NewWorld) -> N
     assert deadlines.is_given_up(small, unreachable, world.now + limit_s)
     assert not deadlines.is_given_up(large, unreachable, world.now + limit_s + 1.5)
     assert deadlines.is_given_up(large, unreachable, world.now + limit_s + queued_s + 0.1)
+
+
+def test_the_last_worker_of_a_large_group_is_waited_for_as_in_a_small_one(new_world: NewWorld) -> None:
+    """The answers of the others may queue up for `later_s`; once they have left, nothing holds up the last one."""
+    world = new_world(workers=512, memory=True, batch={"global_size": 512, "micro_size": 1}).open(then=5)
+    late_s, began = later_s(512), world.now
+    world.stop(7)
+    world.break_collectives()
+    world.obey_interrupts()
+    world.deliver_all()
+    assert world.state.in_run == (7,)
+    world.pass_time(Timeouts().unresponsive_s - 0.1)
+    assert world.state.in_run == (7,)
+    world.pass_time(0.2)
+    assert world.now < began + Timeouts().unresponsive_s + late_s
+    assert world.events("worker.lost")[0]["cause"] == IncidentCause.STUCK
+
+
+def test_many_workers_that_have_not_left_yet_are_waited_for_longer(new_world: NewWorld) -> None:
+    world = new_world(workers=512, memory=True, batch={"global_size": 512, "micro_size": 1}).open(then=5)
+    for index in range(7, 17):
+        world.stop(index)
+    world.break_collectives()
+    world.obey_interrupts()
+    world.deliver_all()
+    world.pass_time(Timeouts().unresponsive_s + 0.5)
+    assert len(world.state.in_run) == 10 and not world.events("worker.lost")
+    world.pass_time(later_s(512))
+    assert len(world.events("worker.lost")) == 10

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.attempt.deadlines import find_wait
 from shoal_service.core.attempt.messages import KillWorker, SuspectNode, WorkerFailedToStart
+from shoal_service.core.attempt.state import later_s
 from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
@@ -172,3 +174,48 @@ def test_an_error_of_the_engine_while_it_starts_is_reported_as_such(new_world: N
     world = new_world(workers=2, memory=True).open()
     world.feed(WorkerFailedToStart(0, report(origin=Origin.ENGINE)))
     assert world.end.reason is EndReason.INTERNAL
+
+
+def test_the_grace_is_that_of_one_rank_until_another_raises_too(new_world: NewWorld) -> None:
+    """What the answers of a large group may be later counts only while they come."""
+    world = new_world(workers=128, memory=True, batch={"global_size": 128, "micro_size": 1}).open(then=5)
+    grace_s, late_s, began = world.state.config.timeouts.user_error_grace_s, later_s(128), world.now
+    after = ((0.0, grace_s), (late_s / 2, late_s / 2 + grace_s), (0.9 * grace_s, late_s + grace_s))
+    for rank, (after_s, expected_s) in enumerate(after):
+        world.pass_time(began + after_s - world.now)
+        world.leave(world.group()[rank], ExitKind.WORKER_FAULT, report())
+        world.deliver_all()
+        wait = find_wait(world.state)
+        assert wait is not None and wait.until == pytest.approx(began + expected_s)
+
+
+def fail_thrice_at_one_step(world: Any, ranks: list[int], error: ErrorReport) -> None:
+    for rank in ranks:
+        assert world.end is None
+        raise_on(world, [rank], ExitKind.WORKER_FAULT, error)
+        if world.end is None:
+            world.recover()
+
+
+@pytest.mark.parametrize("error_class", [ErrorClass.DEVICE, ErrorClass.NETWORK])
+def test_hardware_that_fails_on_three_nodes_at_one_step_is_no_crash_loop(
+    new_world: NewWorld, error_class: ErrorClass
+) -> None:
+    world = new_world(workers=4, standby=4, memory=True).open(then=5)
+    fail_thrice_at_one_step(world, [0, 2, 0], report(error_class))
+    assert world.end is None
+    world.run(1)
+    assert len(suspected(world)) == 3
+
+
+def test_a_fault_that_no_hardware_explains_is_one_on_any_node(new_world: NewWorld) -> None:
+    world = new_world(workers=4, standby=4, memory=True).open(then=5)
+    fail_thrice_at_one_step(world, [0, 2, 0], report(ErrorClass.HOST_MEMORY))
+    assert world.end is not None and world.end.reason is EndReason.USER_ERROR
+
+
+def test_hardware_that_fails_thrice_on_one_rank_is_the_programs(new_world: NewWorld) -> None:
+    """A kernel with a wrong address follows its samples from node to node."""
+    world = new_world(workers=4, standby=4, memory=True).open(then=5)
+    fail_thrice_at_one_step(world, [2, 2, 2], report(ErrorClass.DEVICE))
+    assert world.end is not None and world.end.reason is EndReason.USER_ERROR

@@ -64,6 +64,14 @@ def test_each_place_has_words() -> None:
     assert place(stack(0, frames=update, phase=Phase.BACKWARD)) == (
         "waiting in the all-reduce of step 41, in the backward pass"
     )
+    validated = frames(
+        "shoal_workers/engine/group/collectives.py:1:wait",
+        "shoal_workers/engine/group/all_ranks.py:2:wait",
+        "shoal_workers/engine/group/all_ranks.py:1:all_reduce",
+        "shoal_workers/engine/step/validation.py:1:run",
+        *ENGINE,
+    )
+    assert place(stack(0, frames=validated, phase=Phase.VALIDATING)) == "waiting in the all-reduce, in the validation"
     layer = stack(0, frames=frames("model.py:7:forward", *ENGINE), module="blocks.6", phase=Phase.FORWARD)
     assert place(layer) == "in the forward pass of step 41, blocks.6 (model.py:7 forward)"
     gathering = frames("site-packages/torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py:1:wait_for_unshard")

@@ -13,7 +13,7 @@ from shoal_workers.contract.messages import WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotServer
 
 
-def infos(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
+def infos(*nodes: str, ports: tuple[int, ...] = (), racks: str = "") -> list[WorkerInfo]:
     return [
         WorkerInfo(
             worker_id=f"s{rank}",
@@ -23,6 +23,7 @@ def infos(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
             store_port=1,
             device="cpu",
             snapshot_port=ports[rank] if ports else 100 + rank,
+            rack=racks[rank] if racks else "",
         )
         for rank, node in enumerate(nodes)
     ]
@@ -99,3 +100,31 @@ def test_nodes_of_one_machine_are_no_buddies() -> None:
     ]
     assert [b and b.node_id for b in of(workers)] == ["c", "c", "a"]
     assert of(workers[:2]) == (None, None)
+
+
+def racks_of_buddies(nodes: str, racks: str) -> str:
+    workers = infos(*nodes, racks=racks)
+    rack_of = {info.node_id: info.rack for info in workers}
+    return "".join(rack_of[buddy.node_id] for buddy in of(workers) if buddy is not None)
+
+
+def test_a_buddy_is_in_another_rack() -> None:
+    assert racks_of_buddies("abcd", "1122") == "2211"
+    assert racks_of_buddies("abcd", "1212") == "2121", "the racks need not be together"
+    assert racks_of_buddies("aabbccddeeff", "111122223333") == "222233331111"
+
+
+def test_a_lone_rack_does_not_get_all_the_copies() -> None:
+    """Seven machines of one rack and one of another: it keeps one copy more than the others have to."""
+    workers = infos(*"abcdefgh", racks="11111112")
+    copies = Counter(buddy.node_id for buddy in of(workers) if buddy is not None)
+    assert copies["h"] == 2 and max(copies.values()) == 2 and sum(copies.values()) == 8
+
+
+@given(st.lists(st.sampled_from(["a1", "b1", "c2", "d2", "e3"]), min_size=1, max_size=14))
+def test_racks_cost_at_most_one_copy_more(places: list[str]) -> None:
+    nodes, racks = [place[0] for place in places], "".join(place[1] for place in places)
+    chosen, without = of(infos(*nodes, racks=racks)), of(infos(*nodes))
+    assert all(buddy is None or buddy.node_id != node for buddy, node in zip(chosen, nodes, strict=True))
+    most, fewest = (max(Counter(b and b.port for b in side).values(), default=0) for side in (chosen, without))
+    assert [b is None for b in chosen] == [b is None for b in without] and most <= fewest + 1

@@ -76,7 +76,7 @@ def test_copies_promise_their_pace_and_the_steps_until_they_have_arrived(new_wor
     _cost(world, buddy_step=4, buddy_every_steps=2.5, buddy_flight_steps=2)
     bound = _bound(world)
     assert (bound.protection, bound.at_most, bound.now, bound.every_steps) == (Protection.COPIES, 5, 2, 2.5)
-    assert bound.words() == "a lost node costs at most 5 steps, now 2 (copies on other nodes after every 2.5 steps)"
+    assert bound.words() == "losing a node repeats at most 5 steps, 2 now (copies on other nodes after every 2.5 steps)"
 
 
 def test_slow_copies_follow_one_another_no_faster_than_they_arrive(new_world: NewWorld) -> None:
@@ -101,7 +101,7 @@ def test_on_one_node_a_lost_node_costs_the_steps_since_the_checkpoint(new_world:
     _cost(world)
     bound = _bound(world)
     assert (bound.protection, bound.at_most, bound.now) == (Protection.CHECKPOINT, None, 3)
-    assert bound.words().startswith("a lost node costs the steps since the last checkpoint, now 3")
+    assert bound.words().startswith("losing a node repeats the steps since the last checkpoint, 3 now")
 
 
 def test_nodes_of_one_machine_share_a_memory_that_outlives_them(new_world: NewWorld) -> None:

@@ -89,3 +89,13 @@ def test_a_node_that_is_left_is_used_only_for_min_workers(
     spec = state.target.spec.model_copy(update={"elasticity": elasticity})
     state = replace(state, target=replace(state.target, spec=spec))
     assert next_ranks(state) == expected
+
+
+def test_ranks_of_a_node_are_numbered_on_it_and_the_nodes_by_their_first_rank(new_world: NewWorld) -> None:
+    world = new_world(workers=5, nodes=2).open(then=1)
+    runs = [worker.run for worker in world.group()]
+    nodes = [worker.node_id for worker in world.group()]
+    assert sorted(nodes.count(node) for node in set(nodes)) == [2, 3]
+    for rank, run in enumerate(runs):
+        assert run.local_rank == nodes[:rank].count(nodes[rank])
+        assert run.node_rank == list(dict.fromkeys(nodes)).index(nodes[rank])

@@ -265,6 +265,19 @@ def test_the_recovery_budget_ends_the_attempt(new_world: NewWorld) -> None:
     assert "retry.max_recoveries is 2" in world.end.message and "connection reset" in world.end.message
 
 
+def test_the_recoveries_of_the_day_before_are_forgiven(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, retry={"max_recoveries": 2}).open(then=1)
+    for pause_s in (50_000.0, 50_000.0, 50_000.0, 86_400.0, 0.0, 0.0):
+        world.break_collectives()
+        world.recover()
+        world.run(1)
+        world.now += pause_s
+    assert world.end is None
+    world.break_collectives()
+    world.deliver_all()
+    assert world.end is not None and "recovered 2 times within a day" in world.end.message
+
+
 def test_a_lost_spare_opens_no_incident(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     world.die(2)

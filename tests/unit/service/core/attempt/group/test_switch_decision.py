@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,3 +84,52 @@ def test_a_decision_has_a_reason_and_changes_no_state(new_world: NewWorld) -> No
     state = new_world(workers=2).open(then=3).state
     decision = switching.decide(state, state.current, 1000.0, CountingPlanner())
     assert not decision and decision.reason == "the group has 2 workers, and no other is usable"
+
+
+def often_broken(world: Any, *, every_s: float, cost_s: float) -> Attempt:
+    """The state of an attempt with ten incidents, of which the last took `cost_s` from its decision to a group."""
+    world.break_collectives()
+    world.recover()
+    world.run(1)
+    closed = world.state.health.last_closed
+    assert closed is not None and closed.incident.after is not None
+    incident = replace(closed.incident, formed_at=closed.incident.after.forming_at + cost_s)
+    closed = replace(closed, incident=incident, closed_at=incident.at + 3600.0)  # a script reports once in an hour
+    history = replace(world.state.history, num_incidents=10, incidents_since=world.now - 10 * every_s)
+    return replace(world.state, history=history, health=replace(world.state.health, last_closed=closed))
+
+
+def test_a_group_grows_if_that_gains_more_than_it_costs_until_the_next_incident(new_world: NewWorld) -> None:
+    world = new_world(workers=6, memory=True).open(then=6)
+    rare, often = (often_broken(world, every_s=every_s, cost_s=30.0) for every_s in (400.0, 40.0))
+    assert switching.is_worth_growing(rare, 8, world.now), "100 s are saved"
+    worth = switching.is_worth_growing(often, 8, world.now)
+    assert not worth and "saves 10 s" in worth.reason and "takes 30 s" in worth.reason
+    assert switching.is_worth_growing(often, 24, world.now), "so many workers are worth 30 s"
+
+
+def test_a_group_below_its_minimum_grows_at_once(new_world: NewWorld) -> None:
+    state = often_broken(new_world(workers=6, memory=True).open(then=6), every_s=40.0, cost_s=30.0)
+    elasticity = state.target.spec.elasticity.model_copy(update={"min_workers": 7})
+    spec = state.target.spec.model_copy(update={"elasticity": elasticity})
+    assert switching.is_worth_growing(replace(state, target=replace(state.target, spec=spec)), 8, 5000.0)
+
+
+def test_the_first_incidents_delay_no_growth(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True, nodes=3).open(then=6)
+    assert switching.is_worth_growing(world.state, 4, world.now)
+    state = often_broken(world, every_s=1.0, cost_s=30.0)
+    assert switching.is_worth_growing(replace(state, history=replace(state.history, num_incidents=2)), 4, world.now)
+
+
+def test_returning_workers_wait_for_the_re_formation_of_the_next_incident(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True).open(then=6)
+    world.lose(3)
+    world.run(1)
+    world.state = often_broken(world, every_s=20.0, cost_s=30.0)
+    world.start_all()
+    world.pass_time(4.0)  # the newest worker is settled
+    assert len(world.state.group.workers) == 3 and world.state.stage is Stage.RUNNING
+    world.break_collectives()
+    world.recover()
+    assert len(world.state.group.workers) == 4

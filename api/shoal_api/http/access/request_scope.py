@@ -1,0 +1,20 @@
+"""Keys of the ASGI scope under which middlewares and routes pass on what they know of a request, and values there."""
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""HTTP methods that change nothing."""
+
+PRINCIPAL = "shoal.principal"
+"""The Principal of the request; None if it shows no token and no session."""
+ATTEMPT = "shoal.attempt"
+"""The AttemptCaller of a request that shows the token of an attempt. It is no principal."""
+CSRF_TOKEN = "shoal.csrf_token"
+"""Its CSRF token; only if the principal comes from a cookie."""
+STILL_VALID = "shoal.still_valid"
+"""A function that tests again whether the token or the session of the request is valid. Streams call it."""
+CHANGES = "shoal.changes"
+"""True if the route changes something, also if it writes no row."""
+LIMITER = "shoal.limiter"
+"""The `Limiter` of the application."""
+OPEN_ENDED = "shoal.open_ended"
+"""STREAM or POLL, set by the route, if the answer lasts as long as the client waits."""
+STREAM, POLL = "stream", "poll"

@@ -1,0 +1,23 @@
+"""A user's task whose optimizer is that of the spec, and whose steps take a while. Imports nothing from Shoal."""
+
+import time
+
+import torch
+from tiny import Points
+from torch import nn
+
+
+class Islander:
+    def __init__(self, *, model, data, seed):
+        self.loss_s, self.width = data.get("loss_s", 0.0), model.get("width", 21)
+
+    def build_model(self):
+        return nn.Sequential(nn.Linear(8, self.width), nn.GELU(), nn.Dropout(0.1), nn.Linear(self.width, 3))
+
+    def build_dataset(self, split):
+        return Points(4000)
+
+    def loss(self, model, batch):
+        time.sleep(self.loss_s)
+        x, y = batch
+        return torch.nn.functional.mse_loss(model(x), y)
