@@ -25,13 +25,16 @@ def main():
     arguments = sys.argv[1:]
     descriptors = open_descriptors()
     zygote = socket(AF_UNIX, SOCK_SEQPACKET)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they can be passed on
     zygote.connect(f"{os.path.abspath(sys.argv[0])}.socket")  # noqa: PTH100  (pathlib takes longer to import)
     answer = COLD if is_cold(arguments) else request(zygote, arguments, descriptors)
     if answer == COLD:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execv(sys.executable, [sys.executable, *arguments])
     pid = int(answer)
     for number in PASSED_ON:
         signal.signal(number, lambda received, _: pass_on(received, pid))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for descriptor in descriptors:  # the other end must see that the forked process closes its own
         os.close(descriptor)
     end_as(int(zygote.recv(32) or 1))

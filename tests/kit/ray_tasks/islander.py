@@ -1,6 +1,8 @@
-"""A user's task whose optimizer is that of the spec, and whose steps take a while. Imports nothing from Shoal."""
+"""A user's task whose optimizer is that of the spec, whose steps take a while, and do not end while a file is there.
+Imports nothing from Shoal."""
 
 import time
+from pathlib import Path
 
 import torch
 from tiny import Points
@@ -10,6 +12,7 @@ from torch import nn
 class Islander:
     def __init__(self, *, model, data, seed):
         self.loss_s, self.width = data.get("loss_s", 0.0), model.get("width", 21)
+        self.gate = Path(data.get("gate", "/nowhere"))
 
     def build_model(self):
         return nn.Sequential(nn.Linear(8, self.width), nn.GELU(), nn.Dropout(0.1), nn.Linear(self.width, 3))
@@ -19,5 +22,7 @@ class Islander:
 
     def loss(self, model, batch):
         time.sleep(self.loss_s)
+        while self.gate.exists():
+            time.sleep(0.05)
         x, y = batch
         return torch.nn.functional.mse_loss(model(x), y)

@@ -8,6 +8,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from kit.worlds.tiny_jobs import TASKS
 from shoal_api.client import Client
 from shoal_service.views import SweepRequest
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.marker import MARKER_NAME
 
 STEPS = 40
 
@@ -61,10 +63,11 @@ def _wait_for_step(client: Client, job_id: str, step: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_an_island_goes_on_when_the_other_ones_cluster_is_lost_for_good(fleet: Any) -> None:
+def test_an_island_goes_on_when_the_other_ones_cluster_is_lost_for_good(fleet: Any, tmp_path: Path) -> None:
     """A worker of one island dies, then the control plane, then the whole cluster of the other one. What comes out is
     what a plain loop makes of the same ledger."""
-    document = _document(0.08)
+    document, gate = _document(0.08), tmp_path / "gate"
+    document["data"]["gate"] = str(gate)
     with fleet.server.client as client:
         view = client.submit_sweep(SweepRequest(spec=document, grid={"islands.index": (0, 1)}))
         jobs = {job.labels["index"]: job.id for job in view.jobs}
@@ -73,12 +76,17 @@ def test_an_island_goes_on_when_the_other_ones_cluster_is_lost_for_good(fleet: A
         [victim] = [worker.pid for worker in client.workers(east) if worker.rank == 1]
         os.kill(victim, signal.SIGKILL)
         _wait_for_step(client, east, 10)
+        num_closed = len(_ledger(client, east))
     fleet.server.kill()
+    for job_id in (east, west):
+        until(lambda job_id=job_id: _has_saved(fleet, job_id, 16), f"{job_id} trains on without a control plane")
+    gate.touch()  # however long the start takes, the islands do not end before
     fleet.server.start()
     fleet.wait_for("east", "west")
     with fleet.server.client as client:
-        _wait_for_step(client, west, 18)
+        until(lambda: len(_ledger(client, east)) > num_closed, "the open round is closed")
         fleet.west.lose()
+        gate.unlink()
         job = client.wait(east, until=[JobState.SUCCEEDED], timeout_s=240)
         assert job.status.state is JobState.SUCCEEDED, job.status
         client.cancel(west)
@@ -122,6 +130,10 @@ def test_an_island_that_moves_to_the_other_cluster_and_back_loses_no_step(fleet:
     expected, _ = plain_islands.run(_document(0.0), STEPS, ledger, landings, (1, 1))
     for own, plain in zip(losses, expected, strict=True):
         assert list(own) == list(range(1, STEPS + 1)) and own == pytest.approx(plain, abs=1e-5)
+
+
+def _has_saved(fleet: Any, job_id: str, step: int) -> bool:
+    return any((fleet.directory / "checkpoints" / job_id).glob(f"step-*{step}-*/{MARKER_NAME}"))
 
 
 def _runs_in(client: Client, job_id: str, cluster: str) -> bool:
