@@ -248,6 +248,7 @@ class ControlLoop:
         self._expire_if_resized(rows)
         reachable = await self._read_clusters(rows)
         rows = await self._moving.give_up_lost(rows, self._lease)
+        self._close_rounds(rows, self._lease)  # also while no cluster answers: islands need the storage only
         if self._show_saving is not None:
             self._drive_all(rows, self._lease)
             in_own = [row for row in rows if self._cluster_of(row) == self._clusters.own]
@@ -259,7 +260,6 @@ class ControlLoop:
         elif reachable:
             await self._schedule(rows, self._lease)
             await asyncio.to_thread(self._pruner.prune, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
-            self._close_rounds(rows, self._lease)
             for cluster in self._reader.connected:
                 self._look_after(cluster, self._lease)
         else:

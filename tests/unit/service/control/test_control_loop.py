@@ -5,15 +5,17 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from doubles.control_bench import ControlBench, node
-from doubles.event_loop import Hangs, run, settle
+from doubles.event_loop import Hangs, run, settle, until
 from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster
 from doubles.fake_clusters import FakeClusters
+from kit.island_rounds import announce, announcement
 from kit.store_calls import replace_call
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
 from shoal_service.control import ownership
@@ -22,7 +24,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.reports import SuspectedNode
-from shoal_service.store import histories, submissions, supervisor_links
+from shoal_service.store import histories, island_rounds, submissions, supervisor_links
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
@@ -128,6 +130,18 @@ async def test_an_unreachable_head_keeps_the_last_view_and_supervisors_get_direc
         bench.cluster.error = None
         await bench.clock.advance(3.0)
         assert bench.loop.snapshot().connected
+
+
+async def test_rounds_of_islands_are_closed_while_no_cluster_answers(
+    store: Store, bench: ControlBench, tmp_path: Path
+) -> None:
+    job_id = bench.submit(islands={"num": 1, "index": 0}, checkpoint={"url": str(tmp_path)})
+    async with bench.running():
+        bench.cluster.error = ClusterUnreachable("no answer")
+        await bench.clock.advance(3.0)
+        announce(tmp_path / job_id / "islands", announcement(0, world_size=1, island=0))
+        await bench.clock.advance(3.0)
+        await until(lambda: any(row.decision for row in store.reading(island_rounds.rounds)(job_id)))
 
 
 async def test_a_failed_driver_is_replaced_in_the_next_pass(store: Store, bench: ControlBench) -> None:
