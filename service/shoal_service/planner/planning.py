@@ -52,7 +52,7 @@ _CLEARLY_FASTER = 0.95
 """A smaller world has to need at most this share of the step time."""
 _OWN_ERROR = 0.25
 """By how much the predicted steps of two shard levels have to differ for the prediction to be believed: the ratio of
-two layouts is that much off, and more for single ones (docs/planner.md)."""
+two layouts is that much off, and more for single ones (docs/measured/layouts.md)."""
 _REMEMBERED = 512
 """Plans in the cache."""
 
