@@ -131,7 +131,9 @@ def adopt_spec(spec: JobSpec, principal: Principal) -> OwnedSpec:
     if principal.user and spec.user != principal.user:
         changes["user"] = principal.user
         if "user" in spec.model_fields_set:
-            notes.append(f"user is {principal.user}, that of the token, not {spec.user}.")
+            notes.append(
+                f"user is {principal.user}, because the token submits jobs of that user only, not of {spec.user}."
+            )
     return OwnedSpec(spec.model_copy(update=changes) if changes else spec, " ".join(notes))
 
 
