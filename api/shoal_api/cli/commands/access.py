@@ -132,7 +132,7 @@ def create_token(
     ends_at = token.expires_at
     if ends_at is not None and (valid_s is None or ends_at < token.created_at + valid_s):
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends_at))
-        session.output.say(f"the token ends at {at} instead of after {expires}, together with the token that made it")
+        session.output.say(f"the token ends at {at}, with the token that made it; --expires {expires} is later")
     if output is not None:
         with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(f"{token.token}\n")
