@@ -1,4 +1,4 @@
-"""Writes the figures of `make bench-layouts` into docs/planner.md and docs/measured/layouts.md.
+"""Writes the figures of `make bench-layouts` into docs/measured/layouts.md.
 
     python tools/layouts_page.py build/layouts.json   copies new figures to docs/measured/layouts.json first
     python tools/layouts_page.py                      generates the tables from docs/measured/layouts.json
@@ -20,7 +20,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 FIGURES = DOCS / "measured" / "layouts.json"
 _BEGIN = "<!-- {name}: made by tools/layouts_page.py from docs/measured/layouts.json -->"
 _END = "<!-- end -->"
-_PAGES = {"planner.md": ("reality",), "measured/layouts.md": ("relayout", "moving", "techniques")}
+_PAGES = {"measured/layouts.md": ("relayout", "moving", "techniques", "reality")}
 
 
 def main() -> None:

@@ -64,7 +64,7 @@ def with_results(page: str, trials: Sequence[Trial], where: dict[str, str]) -> s
     _, after = rest.split(_END, 1)
     parts = [
         f"Measured on {where['cpu']}, {where['memory']}; {where['system']}; {where['software']}.",
-        "Columns with three figures are min / median / max.",
+        "Figures are medians, with the range in brackets.",
         "",
         table(trials),
         "",
@@ -82,27 +82,29 @@ def with_matrix(page: str) -> str:
     """The page with the fault matrix generated from its definition."""
     matrix = yaml.safe_load(MATRIX.read_text(encoding="utf-8"))
     names = list(matrix["moments"])
+    words = {name: name.replace("_", " ") for name in names}
     lines = [
-        "| fault | " + " | ".join(name.replace("_", " ") for name in names) + " |",
-        "|---" * (len(names) + 1) + "|",
+        f"Moments: {', '.join(words.values())}.",
+        "",
+        "| fault | also in `make test-slow` | never |",
+        "|---|---|---|",
     ]
     chains = [cells for name, cells in matrix["sample"].items() if name not in matrix["rare"]]
     sampled = [tuple(cell) for cells in chains for cell in cells]
     reasons = []
     for fault in matrix["faults"]:
         never = matrix["never"].get(fault, {})
-        cells = ["never" if name in never else "**●**" if (fault, name) in sampled else "○" for name in names]
-        lines.append(f"| {fault.replace('_', ' ')} | " + " | ".join(cells) + " |")
+        in_sample = ", ".join(words[name] for name in names if (fault, name) in sampled)
+        left_out = ", ".join(words[name] for name in names if name in never)
+        lines.append(f"| {fault.replace('_', ' ')} | {in_sample} | {left_out} |")
         reasons += [
-            f"- *{fault.replace('_', ' ')}* at *{name.replace('_', ' ')}* never occurs: {never[name].strip()}"
+            f"- *{fault.replace('_', ' ')}* at *{words[name]}* never occurs: {never[name].strip()}"
             for name in names
             if name in never
         ]
     before, rest = page.split(_MATRIX_BEGIN)
     _, after = rest.split(_END, 1)
-    table_and_reasons = "\n".join(
-        [*lines, "", "● in `make test-slow` and `make test-all`, ○ in `make test-all`.", "", *reasons, ""]
-    )
+    table_and_reasons = "\n".join([*lines, "", "Every other cell runs in `make test-all`.", "", *reasons, ""])
     return f"{before}{_MATRIX_BEGIN}\n{table_and_reasons}{_END}{after}"
 
 

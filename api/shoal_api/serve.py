@@ -385,7 +385,7 @@ def _describe_dead_nodes(embedded: EmbeddedCluster | None, settings: Settings) -
         reason = "A node that died is not started again (--leave-dead-nodes)."
     else:
         reason = f"Each is started again after a pause, {FIRST_PAUSE_S:g} s at first and {LONGEST_PAUSE_S:g} s at most."
-    return (f"Nodes of the embedded Ray cluster are away: {', '.join(dead_nodes)}. {reason}",)
+    return (f"Nodes of the embedded Ray cluster have stopped: {', '.join(dead_nodes)}. {reason}",)
 
 
 def _make_issuer(settings: Settings, waits: WaitTallies) -> Issuer | None:

@@ -52,7 +52,7 @@ def test_a_plan_is_corrected_by_the_steps_of_jobs_on_this_hardware(
 def test_idle_ranks_are_reported(service: Any) -> None:
     found = service.client.plan({**SPEC, "model": {"dropout": 0.1}}, workers=11)
     assert (found.choice.layout.world_size, found.choice.num_idle) == (8, 3)
-    assert "11 ranks have no legal layout" in found.ranking.note
+    assert "no legal layout of 11 ranks" in found.ranking.note
 
 
 def test_a_task_of_the_users_has_a_choice_and_no_table(service: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_model_that_fits_nowhere_is_refused_at_submit_with_the_arithmetic(serv
         service.client.submit({**SPEC, "worker": {"memory_gib": 0.1}})
     [problem] = caught.value.problem.errors
     assert problem.path == "model"
-    assert "do not fit on 1 worker of 0.1 GiB" in problem.message
+    assert "does not fit on 1 worker of 0.1 GiB" in problem.message
 
 
 LONG: dict[str, Any] = {"spec": SPEC, "gpus": 65_535}

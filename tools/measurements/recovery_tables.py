@@ -1,4 +1,4 @@
-"""Tables from trials: min / median / max for each system and event, and the ratios to Shoal. Pure functions of text."""
+"""Tables from trials: median and range for each system and event, and the ratios to Shoal. Pure functions of text."""
 
 from __future__ import annotations
 
@@ -187,13 +187,14 @@ _REMARKS = {
 
 
 def spread(values: Iterable[float | None], *, digits: int = 2) -> str:
-    """min / median / max of the values that are not None."""
+    """Median (min–max) of the values that are not None."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return "–"
     if len(known) == 1:
         return f"{known[0]:.{digits}f}"
-    return " / ".join(f"{value:.{digits}f}" for value in (known[0], statistics.median(known), known[-1]))
+    low, middle, high = (f"{value:.{digits}f}" for value in (known[0], statistics.median(known), known[-1]))
+    return f"{middle} ({low}–{high})"
 
 
 def remarks(trials: Sequence[Trial]) -> str:

@@ -64,7 +64,7 @@ def read_program(command_line: Sequence[str], module: str | None = None) -> Prog
     if module is not None:
         return Program(module=module, args=tuple(command_line))
     if not command_line:
-        raise CliError("which job? shoal submit SPEC, or shoal submit SCRIPT", hint=_EXAMPLE)
+        raise CliError("submit needs a spec or a script: shoal submit SPEC, or shoal submit SCRIPT", hint=_EXAMPLE)
     first, *rest = command_line
     if first.endswith(".py"):
         return Program(file=_existing(first), args=tuple(rest))
@@ -85,7 +85,7 @@ def read_program(command_line: Sequence[str], module: str | None = None) -> Prog
         raise CliError(f"{first} is not a program; variables of the workers are set with --set code.env", hint=hint)
     if rest:
         raise CliError(
-            f"{first} is not a Python script, so {rest[0]!r} after it has no meaning",
+            f"{first} is not a Python script, so it cannot take the argument {rest[0]!r}",
             hint=f"a job spec has its arguments in script.args; {_EXAMPLE}",
         )
     return None
@@ -94,7 +94,7 @@ def read_program(command_line: Sequence[str], module: str | None = None) -> Prog
 _REFUSED_COMMANDS = {
     **dict.fromkeys(
         ("horovodrun", "mpirun", "mpiexec", "srun", "composer", "colossalai", "fabric"),
-        "it starts processes itself, and Shoal starts one for each worker; name the Python script that it starts",
+        "it starts processes, but Shoal already starts one for each worker; name the Python script that it starts",
     ),
     **dict.fromkeys(
         ("bash", "sh", "zsh", "env", "nohup", "uv", "poetry", "conda", "pipenv"),
@@ -150,8 +150,9 @@ _TORCHRUN = _LauncherOptions(
     ),
     flags=frozenset({"standalone", "use_env"}),
     ways_out={
-        "max_restarts": "restarts after a failure of the script are --set retry.max_failures=N; lost workers do not "
-        "count",
+        "max_restarts": (
+            "--set retry.max_failures=N sets the restarts after failures of the script; lost workers do not count"
+        ),
         "no_python": "a job is a Python program",
         **dict.fromkeys(("log_dir", "redirects", "tee"), "`shoal logs JOB` has the lines of every rank"),
     },
@@ -234,7 +235,7 @@ _DEEPSPEED = _LauncherOptions(
         ),
         "no_python": "a job is a Python program",
         "elastic_training": "a job with --workers MIN:MAX is elastic; lost workers do not end it",
-        "autotuning": "tune with deepspeed itself, and submit the script with the configuration that it has found",
+        "autotuning": "run the tuning with deepspeed, then submit the script with the configuration that it found",
         "bind_cores_to_rank": "name the cores of a worker: --cpus N",
         "enable_each_rank_log": "`shoal logs JOB` has the lines of every rank",
     },
@@ -249,10 +250,14 @@ def _read_deepspeed(command_line: Sequence[str]) -> Program:
         number = _parse_count("deepspeed --num_gpus", per_node) * num_nodes
         program = replace(program, workers=(number, number))
     elif "num_nodes" in values:
-        raise CliError("deepspeed --num_nodes says nothing of the processes", hint="name --num_gpus, or --workers")
+        raise CliError(
+            "deepspeed --num_nodes does not set the number of processes", hint="name --num_gpus, or --workers"
+        )
     if "no_local_rank" in values:
         return program
-    return replace(program, not_needed=(*program.not_needed, "the argument --local_rank (LOCAL_RANK says the same)"))
+    return replace(
+        program, not_needed=(*program.not_needed, "the argument --local_rank (read LOCAL_RANK of the environment)")
+    )
 
 
 def _parse_options(options: _LauncherOptions, command_line: Sequence[str]) -> tuple[Program, dict[str, str]]:
@@ -281,10 +286,12 @@ def _parse_options(options: _LauncherOptions, command_line: Sequence[str]) -> tu
             hint = options.ways_out.get(
                 name, "leave it out, or submit the script itself: shoal submit train.py --workers 2"
             )
-            raise CliError(f"{options.launcher}: the option {option} is not one that Shoal can read", hint=hint)
+            raise CliError(f"{options.launcher}: Shoal does not support the option {option}", hint=hint)
         if name in options.not_needed:
             left_out.append(option)
-    raise CliError(f"{options.launcher} is given no {'module' if is_module else 'script'}", hint=_EXAMPLE)
+    raise CliError(
+        f"{options.launcher} needs a {'module' if is_module else 'script'}, but none is given", hint=_EXAMPLE
+    )
 
 
 _MAX_PROCESSES = 100_000
@@ -293,7 +300,7 @@ _MAX_PROCESSES = 100_000
 def _parse_count(option: str, text: str) -> int:
     if text.isascii() and text.isdigit() and 0 < int(text) <= _MAX_PROCESSES:
         return int(text)
-    raise CliError(f"{option} {text!r} is not a number of processes", hint="name one, or give --workers")
+    raise CliError(f"{option} {text!r} is not a number of processes", hint="give a number of at least 1, or --workers")
 
 
 def parse_workers(option: str, text: str) -> tuple[int, int]:
@@ -304,7 +311,7 @@ def parse_workers(option: str, text: str) -> tuple[int, int]:
         if 0 < least <= most <= _MAX_PROCESSES:
             return least, most
     raise CliError(
-        f"{option} {text!r} is neither a number of workers nor the least and the most of them",
+        f"{option} {text!r} is not a number of workers, nor a range MIN:MAX",
         hint="for example: --workers 4, or --workers 2:8",
     )
 
@@ -387,7 +394,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError):
         document = None
     if not isinstance(document, dict):
-        raise CliError(f"accelerate's {path} is not a YAML file with keys", hint="write it with accelerate config")
+        raise CliError(f"accelerate's {path} is not a YAML file with keys", hint="create it with `accelerate config`")
     _refuse(path, document)
     return document
 
@@ -396,12 +403,12 @@ def _refuse(path: Path, document: Mapping[str, Any]) -> None:
     where, kind = document.get("compute_environment", "LOCAL_MACHINE"), document.get("distributed_type", "NO")
     if where != "LOCAL_MACHINE":
         raise CliError(
-            f"accelerate's {path}: compute_environment {where} is not one that Shoal starts",
-            hint="give --config_file one for LOCAL_MACHINE",
+            f"accelerate's {path}: Shoal cannot start compute_environment {where}",
+            hint="use a file for LOCAL_MACHINE: --config_file FILE",
         )
     if kind is not False and kind not in _TYPES:
         raise CliError(
-            f"accelerate's {path}: distributed_type {kind} is not one that Shoal starts, which are {', '.join(_TYPES)}",
+            f"accelerate's {path}: Shoal cannot start distributed_type {kind}; it starts {', '.join(_TYPES)}",
             hint="pass the plugin to Accelerator in the script, for example DeepSpeedPlugin, and set MULTI_GPU here",
         )
     unknown = [
@@ -409,8 +416,8 @@ def _refuse(path: Path, document: Mapping[str, Any]) -> None:
     ]
     if unknown:
         raise CliError(
-            f"accelerate's {path}: Shoal cannot read {', '.join(map(str, unknown))}",
-            hint="remove the key, and set what it stands for in the script or with --set code.env.NAME=VALUE",
+            f"accelerate's {path}: Shoal does not support {', '.join(map(str, unknown))}",
+            hint="remove the key, and set the option in the script or with --set code.env.NAME=VALUE",
         )
 
 

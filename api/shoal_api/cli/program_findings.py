@@ -161,10 +161,9 @@ def describe(findings: Findings) -> str:
     """Describe the findings to people."""
     if findings.is_loop:
         return (
-            f"{findings.program} gives its loop to shoal.run, so Shoal runs it in place: "
-            f"shoal submit {findings.program} --workers 1:4\n"
-            f"  {LOOP_COST}\n"
-            "nothing was run, so it is not known whether it tracks all of its state; without --no-run it is tried"
+            f"{findings.program} calls shoal.run, so submit it as a loop: shoal submit {findings.program} "
+            f"--workers 1:4\n  {LOOP_COST}\nthe program was not run, so state that it does not track may "
+            "have been missed; without --no-run it is tested"
         )
     launcher = f" --launcher {findings.launcher}" if findings.launcher == "accelerate" else ""
     command = f"shoal submit {findings.program} --workers {findings.workers}{launcher}"
@@ -176,16 +175,20 @@ def describe(findings: Findings) -> str:
     lines += [f"  distributed by {remark}" for remark in findings.distributed]
     lines += [f"  a lost worker costs {findings.cost}", *(f"  note: {remark}" for remark in findings.notes)]
     lines += [
-        "next door: as a loop (docs/loops.md) it keeps its loop, model and optimizers, and about ten lines change: "
-        f"{LOOP_COST}",
-        "then: as a task (docs/tasks.md) a lost worker costs at most one step, processes and memory are kept, and "
-        "every parallel layout is open",
+        (
+            "next: as a loop (docs/loops.md) the program keeps its loop, model and optimizers, and about "
+            f"ten lines change: {LOOP_COST}"
+        ),
+        (
+            "then: as a task (docs/tasks.md) a lost worker costs at most one step, the other processes "
+            "keep their memory, and every parallel layout can be used"
+        ),
     ]
     lines += _items(findings.before_task) or [
-        "  nothing that was found stands in its way: model, dataset and loss become three methods of a class"
+        "  no obstacle was found: model, dataset and loss become three methods of a class"
     ]
     files = "" if findings.num_files == 1 else f"read {count_text(findings.num_files, 'file')}; "
-    return "\n".join([*lines, f"{files}nothing was run; docs/porting.md is the map of the doors"])
+    return "\n".join([*lines, f"{files}the program was not run; docs/porting.md compares scripts, loops and tasks"])
 
 
 def _items(remarks: Iterable[Remark]) -> list[str]:
@@ -247,32 +250,45 @@ _RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
 def _obstacles(source: ProgramText) -> Iterator[Remark]:
     for name, places in _by_name(source, _SPAWNERS):
         yield Remark(
-            f"{name} starts processes of its own, and Shoal starts one for each worker: call what it starts, once, "
-            "with rank and world size from the environment",
+            f"{name} starts processes, but Shoal already starts one for each worker: call its function "
+            "once, with rank and world size from the environment",
             places,
         )
     for name, places in _by_name(source, _OTHERS_OF_RAY):
-        way_out = "shoal sweep makes a job of each combination" if ".tune." in name else "TorchTrainer trains on Shoal"
-        yield Remark(
-            f"{name} starts workers of its own on the Ray cluster, and Shoal does not see them: {way_out}", places
+        way_out = (
+            "use shoal sweep, which submits a job for each combination"
+            if ".tune." in name
+            else "use TorchTrainer, which runs on Shoal"
         )
+        yield Remark(f"{name} starts Ray workers that Shoal does not control: {way_out}", places)
     for call in source.calls_made():
         if call.name != "torch.distributed.init_process_group":
             continue
         method = source.text(call.keywords.get("init_method", next(iter(call.args[1:2]), None)))
         if method and not method.startswith("env://"):
-            yield Remark(f"init_method {method!r} is one place for all groups: leave it out", (call.place,))
+            yield Remark(
+                f"init_method {method!r} is the same address for every group, but each group needs a new one: "
+                "leave it out",
+                (call.place,),
+            )
         fixed = [name for name in ("rank", "world_size") if isinstance(call.keywords.get(name), ast.Constant)]
         if fixed:
-            yield Remark(f"{' and '.join(fixed)} of the process group is a fixed number: leave it out", (call.place,))
+            yield Remark(
+                f"init_process_group gets a fixed {' and '.join(fixed)}, but the size of the group changes: "
+                "leave it out",
+                (call.place,),
+            )
     yield from _remarks_with_places(
         (
-            "the environment of the process group is overwritten: use os.environ.setdefault",
+            (
+                "the program overwrites variables of the process group, such as RANK or MASTER_ADDR: use "
+                "os.environ.setdefault"
+            ),
             source.places(Kind.WRITE, *_RENDEZVOUS),
         ),
-        ("cuda:0 is one GPU for all processes of a node: use LOCAL_RANK of the environment", source.first_gpus()),
+        ("cuda:0 is the same GPU for all processes of a node: use LOCAL_RANK of the environment", source.first_gpus()),
         (
-            "input() and breakpoint() end with an error: a worker has no terminal",
+            "input() and breakpoint() fail, because a worker has no terminal: remove them",
             source.calls("input", "breakpoint", "pdb.set_trace"),
         ),
     )
@@ -305,31 +321,31 @@ def _cost(source: ProgramText) -> Remark:
 def _notes(source: ProgramText, *, is_distributed: bool, is_elastic: bool) -> Iterator[Remark]:
     if not is_distributed:
         yield Remark(
-            "nothing was found that is distributed: with several workers, each would train alone. "
-            "DistributedDataParallel makes one training of them"
+            "no distributed training was found: several workers would each train alone. Wrap the model "
+            "in DistributedDataParallel to train one model"
         )
     saves = source.calls(*_SAVERS)
     reports = bool(source.calls(_REPORT))
     if saves and not reports and not source.mentions(_CHECKPOINT_VARIABLE) and not source.calls("shoal.checkpoint_dir"):
         yield Remark(
-            f"checkpoints belong below the directory in {_CHECKPOINT_VARIABLE}, which every node reaches and later "
-            "attempts see; another directory may be lost with its node",
+            f"save checkpoints below the directory in {_CHECKPOINT_VARIABLE}, which every node and every "
+            "later attempt can read; another directory may be lost with its node",
             saves,
         )
     if not source.calls("shoal.log") and not reports:
         yield Remark(
-            "step, loss and the time that is left are not reported: `import shoal`, and `shoal.log(step=step, "
-            "loss=loss)` in the loop; elsewhere it does nothing"
+            "step, loss and remaining time are not reported: add `import shoal`, and "
+            "`shoal.log(step=step, loss=loss)` in the loop; outside of Shoal the call does nothing"
         )
     if places := source.places(Kind.READ, "signal.SIGTERM"):
-        yield Remark("it acts on SIGTERM: --grace SECONDS is the time that it gets, 10 without it", places)
+        yield Remark("the program handles SIGTERM and has 10 s to end: --grace SECONDS sets another time", places)
     knows_its_size = source.calls(".get_world_size") or source.places(Kind.READ, *_WORLD_SIZES)
     is_whole = bool(knows_its_size or source.mentions("WORLD_SIZE") or source.keywords("split_batches"))
     places = source.calls("torch.utils.data.DataLoader", ".iter_torch_batches", *TRAINERS)
     if is_elastic and places and not is_whole:
         yield Remark(
-            "a batch size of each process times the number of workers is the global batch, so it changes with the "
-            "group; divide by WORLD_SIZE to keep it",
+            "the global batch is the batch size of a process times the number of workers, so it changes "
+            "with the group; divide by WORLD_SIZE to keep it",
             places,
         )
 
@@ -344,30 +360,36 @@ def _before_task(source: ProgramText) -> Iterator[Remark]:
     drawn = source.calls(".sample") if source.calls("torch.distributions.") else ()
     drawn += source.calls("torch.multinomial", ".generate") + source.places(Kind.BASE, "Env")
     return _remarks_with_places(
-        ("the loop is that of a trainer, and a task has model, data and loss without a loop", source.calls(*TRAINERS)),
+        ("a trainer runs the loop, but a task has no loop: it has model, data and loss", source.calls(*TRAINERS)),
         (
-            f"{count_text(len(optimizers), 'optimizer')} are made, and a task has one",
+            f"the program makes {count_text(len(optimizers), 'optimizer')}, but a task has one",
             optimizers if len(optimizers) > 1 else (),
         ),
-        ("several backward passes, and a task returns one loss", backward if len(backward) > 1 else ()),
         (
-            "gradients of gradients or a kept graph are the loop's own, which a task does not have",
+            "the program runs several backward passes, but a task returns one loss",
+            backward if len(backward) > 1 else (),
+        ),
+        (
+            ("the loop calls autograd itself (create_graph, retain_graph), but Shoal runs the backward pass of a task"),
             source.calls("torch.autograd.grad") + source.keywords("create_graph", "retain_graph"),
         ),
         (
-            "an IterableDataset has no indices, and a task's dataset has len() and [index]",
+            "an IterableDataset has no indices, but a task's dataset needs len() and [index]",
             source.places(Kind.BASE, "IterableDataset"),
         ),
-        ("LBFGS needs a closure", source.calls("torch.optim.LBFGS")),
+        ("LBFGS needs a closure, but a task's optimizer steps without one", source.calls("torch.optim.LBFGS")),
         (
-            "collectives of its own; a task's loss sees one micro-batch and calls none",
+            "the program calls collectives, but loss() of a task may not: it sees one micro-batch",
             collectives,
         ),
         (
-            "samples are made by the model while it trains, and a task's dataset does not change",
+            "the model makes samples while it trains, but a task's dataset does not change",
             source.calls(*_ENVIRONMENTS, "stable_baselines3.") + drawn,
         ),
-        ("averaged weights are kept beside the model", source.calls("torch.optim.swa_utils.AveragedModel")),
+        (
+            "the program keeps averaged weights beside the model: in a task, set optimizer.ema_decay",
+            source.calls("torch.optim.swa_utils.AveragedModel"),
+        ),
     )
 
 
@@ -420,7 +442,7 @@ def refuse_function_as_task(document: dict[str, Any]) -> None:
     path = Path(directory).expanduser() / f"{module.replace('.', '/')}.py"
     if (line := find_function_line(path, name)) is not None:
         raise CliError(
-            f"task {task}: {name} ({path.name}:{line}) is a function, and a task is a class with build_model(), "
-            "build_dataset() and loss()",
+            f"task {task}: {name} ({path.name}:{line}) is a function, but a task is a class with "
+            "build_model(), build_dataset() and loss()",
             hint=f"a program that trains by itself is a script: shoal submit {path.name} --workers 2; docs/porting.md",
         )

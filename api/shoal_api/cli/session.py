@@ -151,7 +151,7 @@ class Session:
     def confirm(self, question: str, *, consequence: str = "this cannot be undone") -> None:
         """Ask a person whether to go on. Raises CliError if there is no terminal, Abort if the answer is no."""
         if self.output.as_json or not sys.stdin.isatty():
-            raise CliError(f"{consequence}; there is no terminal to ask", hint="add --yes")
+            raise CliError(f"{consequence}, and there is no terminal to confirm it", hint="add --yes")
         typer.confirm(question, abort=True, err=True)
 
 

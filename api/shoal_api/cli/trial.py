@@ -111,7 +111,7 @@ def loop_document(source: str, file: Path, arguments: Sequence[str], assignments
         program = Program(file=file, args=tuple(arguments), workers=(1, 4))
         document = complete(make_spec(program, in_place=True), assignments, {})
     elif arguments:
-        raise CliError("the spec has the arguments of the program", hint="change it with --set loop.args=[...]")
+        raise CliError("the spec already has the arguments of the program", hint="change it with --set loop.args=[...]")
     else:
         document = load_spec(source, assignments)
     return parse_spec(document).model_dump(mode="json")
@@ -135,8 +135,8 @@ def with_workers(
     can_have = trial["most_workers"] or most
     if can_have < (least if is_proposal else most):
         raise CliError(
-            f"{program} has work for {count_text(can_have, 'worker')}, by the micro-batches or streams that "
-            f"run.batches() divides, and elasticity.max_workers is {most}",
+            f"{program} has work for {count_text(can_have, 'worker')} only, because run.batches() divides "
+            f"so many micro-batches or streams, but elasticity.max_workers is {most}",
             hint="lower micro_size or elasticity.max_workers, or raise num_streams",
             exit_code=ExitCode.FAILED,
         )
@@ -156,23 +156,25 @@ def _loop_lines(program: str, trial: dict[str, Any], has_arguments: bool) -> Ite
     if trial["is_whole"]:
         arguments = " -- ..." if has_arguments else ""
         command = f"shoal submit {program} --workers {trial['workers']}{arguments}"
-        yield f"{program} gives its loop to shoal.run, and it trains: {command}"
+        yield f"{program} calls shoal.run, and its loop trains: {command}"
         if not trial["remarks"] or not trial["remarks"][0].startswith("the loop has ended"):
             yield (
-                f"  {count_text(trial['steps'], 'step')}, and the same in a worker that joins, in one whose group "
-                f"breaks, and with two workers: losses are equal, and so is what it tracks ({tracked})"
+                f"  {count_text(trial['steps'], 'step')} are equal in a worker that joins, after a group "
+                f"breaks, and with two workers: the losses, and all that is tracked ({tracked})"
             )
         yield f"  {LOOP_COST}"
         return
-    yield f"{program} does not go on as the undisturbed run does; it tracks {tracked}"
+    yield f"{program} continues differently from an undisturbed run; it tracks {tracked}"
     for item in trial["differences"]:
-        yield f"  {item['trial']}: step {item['step']} is the first that differs: {item['what']} {_is(item['words'])}"
+        yield (
+            f"  {item['trial']}: the first difference is in step {item['step']}: {item['what']} {_is(item['words'])}"
+        )
     for item in trial["untracked"]:
         yield f"  not tracked: {item['name']} ({item['place']}); {item['path']} {_is(item['words'])}"
     for suspect in trial["suspects"]:
-        yield f"  suspect: {suspect}; the position of run.batches is kept, and that of no other iterator"
+        yield (f"  possible cause: {suspect}; only run.batches keeps its position, other iterators begin again")
     if trial["untracked"]:
-        yield "what belongs to the state is an object with state_dict() and load_state_dict(), named in run.track()"
+        yield ("put such state into an object with state_dict() and load_state_dict(), and pass it to run.track()")
 
 
 def _is(state: str) -> str:
@@ -234,9 +236,9 @@ def _run_trial(
             raise _describe_failure(program, answer["failed"])
         if process.returncode == -signal.SIGKILL and timeout_s is not None:
             raise CliError(
-                f"{program} was not tried to the end: it was killed in {answer.get('phase', 'the imports')}, after at "
-                f"most {timeout_s:.0f} s",
-                hint="--timeout SECONDS gives it more; --no-run only reads it",
+                f"the check of {program} was stopped after at most {timeout_s:.0f} s, in "
+                f"{answer.get('phase', 'the imports')}, before it had a result",
+                hint="raise --timeout SECONDS; --no-run only reads the program",
                 exit_code=ExitCode.FAILED,
             )
         printed.seek(0)
@@ -250,7 +252,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _describe_failure(task: str, failed: dict[str, Any]) -> CliError:
     if not failed.get("is_the_tasks", True):
-        message = f"{task} was not tried to the end: {failed['sentence']}"
+        message = f"the check of {task} failed before it had a result: {failed['sentence']}"
         return CliError(message, details=tuple(failed["traceback"].splitlines()), exit_code=ExitCode.FAILED)
     refusal = CliError(
         f"{task} does not train ({failed['phase']}): {failed['sentence']}",
@@ -268,6 +270,6 @@ def _describe_crash(task: str, code: int, last: dict[str, Any], printed: str) ->
     return CliError(
         f"{task} does not train: its process {status.words()}{when}",
         details=() if status.place else tuple(printed.strip().splitlines()[-12:]),
-        hint="the fault is in native code that the task runs" if code < 0 and code != -9 else "",
+        hint="native code that the task calls has crashed" if code < 0 and code != -9 else "",
         exit_code=ExitCode.FAILED,
     )

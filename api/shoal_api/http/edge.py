@@ -81,10 +81,10 @@ class Edge:
     def _find_refusal(self, scope: Scope) -> ServiceError | None:
         if not is_own_host(dict(scope["headers"]).get(b"host", b""), self._allowed_hosts):
             return UnknownHost(
-                "The header Host names another server. Add the name to SHOAL_ALLOWED_HOSTS if it is this one's."
+                "The header Host does not name this server. If it is this server's name, add it to SHOAL_ALLOWED_HOSTS."
             )
         if _is_cross_origin_change(scope):
-            return CrossOrigin("A web page of another origin must not change anything here: Origin and Host differ.")
+            return CrossOrigin("Origin and Host differ: a web page of another origin may not change anything here.")
         return None
 
 

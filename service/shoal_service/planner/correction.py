@@ -17,7 +17,7 @@ from shoal_service.core.hardware_profile import DeviceKind
 from shoal_service.planner.ranking import Prediction, Ranking, StepCorrection
 
 _PUBLISHED_ERROR = {DeviceKind.GPU: 0.15, DeviceKind.CPU: 2.7}
-"""On a CPU steps take up to 3.7 times the prediction (docs/planner.md)."""
+"""On a CPU steps take up to 3.7 times the prediction (docs/measured/layouts.md)."""
 _PRIOR_JOBS = 1.0
 """The prediction weighs as much as so many jobs."""
 _WITHIN_80_PERCENT = 1.28

@@ -52,7 +52,7 @@ _CLEARLY_FASTER = 0.95
 """A smaller world has to need at most this share of the step time."""
 _OWN_ERROR = 0.25
 """By how much the predicted steps of two shard levels have to differ for the prediction to be believed: the ratio of
-two layouts is that much off, and more for single ones (docs/planner.md)."""
+two layouts is that much off, and more for single ones (docs/measured/layouts.md)."""
 _REMEMBERED = 512
 """Plans in the cache."""
 
@@ -88,7 +88,7 @@ def _of_loop(spec: JobSpec, world_size: int) -> Plan:
         return Plan(layout, f"{Preference.OF_SCRIPT}: the loop splits its own work")
     reason = f"{Preference.AS_REQUESTED}"
     if fixed_layout(spec.parallelism, layout.world_size, None) is None:
-        reason = f"planned again, since the degrees of parallelism need a multiple of {spec.parallelism.unit} workers"
+        reason = f"a new plan, because the degrees of parallelism need a multiple of {spec.parallelism.unit} workers"
     return Plan(layout, reason + _idle(layout.world_size, world_size))
 
 
@@ -151,16 +151,16 @@ class _Question:
 def _remembered(question: _Question) -> Plan:
     spec, world_size, profile = question.spec, question.world_size, question.profile
     if spec.deterministic:
-        return _fully_sharded(spec, world_size, Preference.DETERMINISTIC, "sums in one fixed order")
+        return _fully_sharded(spec, world_size, Preference.DETERMINISTIC, "the order of sums must be fixed")
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     why_not = ""
     if fixed is not None:
         requested = _as_requested(spec, fixed, world_size, profile, question.racks)
         if requested is not None and not is_refused(requested.layout, question.refused):
             return requested
-        why_not = f"; planned again, since the degrees of parallelism need a multiple of {fixed.unit} workers"
+        why_not = f"; a new plan, because the degrees of parallelism need a multiple of {fixed.unit} workers"
         if requested is not None:
-            why_not = f"; planned again, since {requested.layout.describe()} was refused by its proof"
+            why_not = f"; a new plan, because {requested.layout.describe()} failed its proof"
     best = _best(spec, world_size, profile, question.racks, question.refused)
     if question.racks and not best.fits:
         across_nodes = _best(spec, world_size, profile, question.racks, question.refused, tp_may_cross=True)
@@ -308,8 +308,9 @@ def _with_rivals(table: LayoutTable, best: Prediction, world_size: int, rule: st
 
 def _rival(rival: Prediction, best: Prediction, world_size: int) -> Plan:
     why = (
-        f"{Preference.MEASURED}: steps of shard {rival.layout.shard} are predicted to take {rival.step_s:.3g} s, those "
-        f"of shard {best.layout.shard} {best.step_s:.3g} s, which only a measurement can tell apart"
+        f"{Preference.MEASURED}: predicted steps take {rival.step_s:.3g} s with shard "
+        f"{rival.layout.shard} and {best.step_s:.3g} s with shard {best.layout.shard}, too close to "
+        "choose without a measurement"
     )
     return replace(_plan_from(rival, world_size, ""), reason=why)
 
@@ -317,7 +318,7 @@ def _rival(rival: Prediction, best: Prediction, world_size: int) -> Plan:
 def _plan_from(best: Prediction, world_size: int, rule: str) -> Plan:
     fits = f"{best.memory_bytes / GIB:.2f} GiB a rank"
     if not best.fits:
-        fits += ", which is predicted not to fit"
+        fits += ", more than there is"
     parts = [*best.reasons, *([rule] if rule else []), f"predicted {best.step_s:.3g} s a step, {fits}"]
     reason = "; ".join(parts) + _idle(best.layout.world_size, world_size)
     touched = best.memory_bytes - best.bytes[BytesPart.RESERVED] - best.bytes[BytesPart.SNAPSHOTS]

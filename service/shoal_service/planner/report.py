@@ -51,10 +51,11 @@ def rank(
     if shape is None:
         return empty.model_copy(
             update={
-                "note": "the planner does not know what a script or a loop trains, so it predicts nothing."
+                "note": "the planner does not know the model of a script or a loop, so it predicts nothing."
                 if spec.program is not None
-                else f"task {spec.task!r} is a user task: the planner does not know the sizes of its model, so it "
-                "predicts nothing."
+                else (
+                    f"the planner does not know the sizes of the model of task {spec.task!r}, so it predicts nothing."
+                )
             }
         )
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
@@ -111,7 +112,7 @@ def compare_steps(rival: Prediction, best: Prediction) -> str:
     """How much longer or shorter the steps of a rival are, and the part that loses most."""
     ratio = rival.step_s / best.step_s - 1
     if ratio < 0:
-        return f"is predicted to be {-ratio:.1%} faster, too little to use another axis for it"
+        return f"is predicted to be {-ratio:.1%} faster, too little for another axis"
     lost = {part: seconds - best.seconds[part] for part, seconds in rival.seconds.items()}
     part = max(lost, key=lambda name: lost[name])
     return f"takes {ratio:.1%} longer: {part} {best.seconds[part]:.3g} -> {rival.seconds[part]:.3g} s"
@@ -201,10 +202,10 @@ def memory_note(spec: JobSpec, nodes: Iterable[tuple[float, float, float]], prof
     _, number, gib = max(full)
     gibs = [size / GIB for size in (need.of(number), need.process, need.own, number * need.snapshots)]
     return (
-        f"The prediction for {count_text(number, 'worker')} on one node is {gibs[0]:,.1f} GiB "
-        f"(process {gibs[1]:,.1f} + {number} x "
-        f"{gibs[2]:,.1f}), and Ray counts {gib:,.1f} GiB there: spread them over more nodes (worker.memory_gib, "
-        f"placement), or set snapshot.enabled: false, which saves {gibs[3]:,.1f} GiB."
+        f"For {count_text(number, 'worker')} on one node the planner predicts {gibs[0]:,.1f} GiB "
+        f"(process {gibs[1]:,.1f} + {number} x {gibs[2]:,.1f}), but Ray counts {gib:,.1f} GiB there. "
+        "Spread them over more nodes (worker.memory_gib, placement), or set snapshot.enabled: false, "
+        f"which saves {gibs[3]:,.1f} GiB."
     )
 
 
@@ -245,12 +246,12 @@ def _largest_table(task: Task, world_size: int) -> LayoutTable:
 def _no_layout(task: Task, world_size: int) -> str:
     near = [world for size in range(1, 2048) for world in (world_size - size, world_size + size) if world > 0]
     legal = next((world for world in near if len(predict_layouts(task, [world]))), None)
-    hint = f" The nearest world that has one: {legal}." if legal else ""
+    hint = f" The nearest number of ranks with one is {legal}." if legal else ""
     fixed = " with the degrees that parallelism fixes" if task.fixed is not None else ""
     return (
-        f"{world_size} ranks have no legal layout{fixed}: the number is not a product of at most "
-        f"{task.spec.batch.num_micro_batches} data ranks (micro-batches a step) and of degrees that the model "
-        f"allows.{hint}"
+        f"There is no legal layout of {world_size} ranks{fixed}: a layout has at most "
+        f"{task.spec.batch.num_micro_batches} data ranks (micro-batches a step), times degrees that "
+        f"the model allows.{hint}"
     )
 
 
@@ -272,15 +273,11 @@ def too_large(task: Task, world_size: int, table: LayoutTable) -> str:
     if more := _more_ranks(task, world_size, is_gpu, most):
         ways.insert(0, more)
     return (
-        f"{task.shape.params / 1e9:,.3g} B parameters do not fit on {_ranks(world_size, is_gpu)} of {have:,.3g} GiB, "
-        f"of which {usable:,.1f} may be used. Of {len(table):,} layouts {least.name} ({least.layout.shard}, recompute "
-        f"{least.layout.recompute}) needs the least memory, {least.memory_bytes / GIB:,.1f} GiB: {_parts(least)}. "
-        + (
-            f"What would fit: {'; or '.join(ways)}."
-            if ways
-            else "No technique that the planner knows would make it fit."
-        )
-    )
+        f"A model of {task.shape.params / 1e9:,.3g} B parameters does not fit on "
+        f"{_ranks(world_size, is_gpu)} of {have:,.3g} GiB ({usable:,.1f} usable). The smallest of "
+        f"{len(table):,} layouts, {least.name} ({least.layout.shard}, recompute "
+        f"{least.layout.recompute}), needs {least.memory_bytes / GIB:,.1f} GiB: {_parts(least)}. "
+    ) + (f"What would fit: {'; or '.join(ways)}." if ways else "Nothing that the planner knows makes it fit.")
 
 
 def _ranks(count: int, is_gpu: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from shoal_workers.ray_train.fit import Answers
 
 Bench = Callable[..., ScriptBench]
 RAY_TRAIN = {"launcher": "ray_train"}
-PAGE = Path(__file__).parents[3] / "docs" / "porting.md"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "ray-train" / "train.py"
 _HEAD = """
 import os, signal, sys, tempfile
 from pathlib import Path
@@ -252,17 +251,21 @@ def test_every_question_of_ray_train_has_an_answer() -> None:
     assert names_of_answers() <= set(dir(Answers))
 
 
-def test_the_script_of_the_page_about_porting_runs(bench: Bench, events: Events) -> None:
-    """As it stands there, but for its dataset, which needs a Ray cluster: a list of the same batches."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    [text] = [block for block in blocks if "datasets={" in block]
-    reading = 'ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=8)'
-    datasets = '    datasets={"train": ray.data.range(64, override_num_blocks=2)},\n'
-    assert reading in text and datasets in text
-    text = text.replace(reading, "[{'id': torch.arange(first, first + 8)} for first in range(0, 32, 8)]")
-    text = text.replace(datasets, "")
-    runners = bench(f"{text}\nimport events\nevents.say(step=result.metrics['step'])\n", 2, script=RAY_TRAIN)
+def test_the_example_of_ray_train_runs(bench: Bench, events: Events) -> None:
+    """As it stands in examples/, but for its dataset, which needs a Ray cluster: a list of batches."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    shard = '    shard = ray.train.get_dataset_shard("train")\n'
+    reading = "shard.iter_torch_batches(batch_size=16)"
+    datasets = (
+        '        datasets={"train": ray.data.range(1280, override_num_blocks=2).map_batches(rings, batch_size=64)},\n'
+    )
+    printing = "    print("
+    assert all(text.count(part) == 1 for part in (shard, reading, datasets, printing))
+    text = text.replace(reading, "[{'point': torch.rand(8, 2), 'ring': torch.zeros(8).long()} for _ in range(10)]")
+    text = text.replace(shard, "").replace(datasets, "")
+    text = text.replace(printing, f"    import events\n    events.say(step=result.metrics['step'])\n{printing}")
+    runners = bench(text, 2, script=RAY_TRAIN)
     runners.prepare()
     assert [one.kind for one in runners.run()] == [ExitKind.FINISHED] * 2
-    assert events.next()["step"] == 8
-    assert [one.step for one in runners.reports(StepReport)] == [2, 4, 6, 8]
+    assert events.next()["step"] == 30
+    assert [one.step for one in runners.reports(StepReport)] == [10, 20, 30]

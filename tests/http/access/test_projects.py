@@ -94,7 +94,7 @@ def test_a_submission_belongs_to_the_project_and_the_user_of_the_token(bound: Ca
     client = bound(Role.OPERATOR)
     job = client.submit({**SPEC, "name": "tiny", "user": "bob"})
     assert (job.spec.project, job.spec.user) == ("mine", "ada")
-    assert "user is ada, that of the token, not bob." in job.status.note
+    assert "user is ada, not bob: the token submits" in job.status.note
     client.cancel(job.id)
     with pytest.raises(Forbidden, match="may submit jobs of mine, not of the project 'theirs'"):
         client.submit({**SPEC, "name": "tiny", "project": "theirs"})

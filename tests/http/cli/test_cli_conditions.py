@@ -82,7 +82,11 @@ def test_jobs_that_fit_are_shown_counted_and_changed_after_a_question(
 ) -> None:
     slow, fast, over = trained
     ran = shoal("cancel", "--where", "lr > 1e-3")
-    assert ran.code == 2 and "this would cancel 1 job; there is no terminal to ask" in ran.err and fast.id in ran.err
+    assert (
+        ran.code == 2
+        and "this would cancel 1 job, and there is no terminal to confirm it" in ran.err
+        and fast.id in ran.err
+    )
     assert service.store.get_job(fast.id).status.state is JobState.RUNNING
     assert ids(shoal("label", "--where", "lr > 1e-3", "kind=fast", "--yes", "--json")) == [over.id, fast.id]
     assert service.store.get_job(over.id).spec.labels == {"kind": "fast"}

@@ -130,7 +130,7 @@ def test_update_changes_the_weights_of_a_mixture_and_says_when(shoal: Any, servi
         (["--weights", "web"], "'web' is not NAME=WEIGHT"),
         (["--weights", "web=-1"], "'web=-1' is not NAME=WEIGHT"),
         (["--weights", "web=1,web=2"], "names 'web' twice"),
-        (["--at-step", "4"], "--at-step says when --weights begin"),
+        (["--at-step", "4"], "--at-step needs --weights"),
         ([], "update needs --code or --weights"),
     ):
         refused = shoal("update", job.name, *given)

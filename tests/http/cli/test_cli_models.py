@@ -64,7 +64,7 @@ def test_an_alias_moves_and_is_deleted_and_what_is_not_there_is_named(shoal: Any
     for wrong in (("prod",), ("prod", "1", "--delete")):
         ran = shoal("model", "alias", "speech", *wrong)
         assert ran.code != 0 and "an alias needs a version, or --delete" in ran.err
-    assert shoal("model", "alias", "speech", "prod", "--delete").out == "speech@prod names nothing any more\n"
+    assert shoal("model", "alias", "speech", "prod", "--delete").out == "the alias speech@prod is deleted\n"
     ran = shoal("model", "get", "speech@prod")
     assert ran.code == 4 and "'prod'" in ran.err
     ran = shoal("model", "alias", "speech", "prod", "--delete")

@@ -31,7 +31,7 @@ def test_nodes_that_never_come_are_an_exit_code_and_a_sentence(offline: Any, tmp
     (tmp_path / "spot.csv").write_text("at_h,nodes\n0,2\n0.3,0\n")
     ran = offline("simulate", EXAMPLE, "--capacity", str(tmp_path / "spot.csv"))
     assert ran.code == 1
-    assert "jobs waiting for ever" in " ".join(ran.out.split())
+    assert "never starts" in " ".join(ran.out.split())
     assert "0 to 2 nodes of 4 workers" in ran.out
 
 

@@ -79,7 +79,7 @@ def test_show_lists_the_best_first_and_cancel_ends_what_goes_on(shoal: Any, serv
     states = {service.store.get_job(job_id).status.state for job_id in made}
     assert states == {JobState.CANCELLING, JobState.CANCELLED}
     assert shoal("sweep", "show", "nothing").code == 4
-    assert "which sweep?" in shoal("sweep", "show").err
+    assert "sweep show needs the name of a sweep" in shoal("sweep", "show").err
 
 
 def test_the_label_of_a_sweep_cannot_be_another_one(shoal: Any, spec_file: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_gateway_whose_token_is_refused_ends_and_says_so(
     words = {
         "wrong": "unknown, expired or revoked",
         "revoked": "unknown, expired or revoked",
-        "of west": "The token is of the cluster 'west': join with --name west",
+        "of west": "The token is for the cluster 'west': join with --name west",
         "of a user": "needs the token of the cluster's gateway",
     }
     token = tokens[kind]()

@@ -282,7 +282,7 @@ def test_a_supervisor_that_could_not_be_created_is_reported_at_once(
     ("token", "words"),
     [
         ("shoal_00000000_" + "a" * 43, "unknown, expired or revoked"),
-        ("of west", "The token is of the cluster 'west': join with --name west"),
+        ("of west", "The token is for the cluster 'west': join with --name west"),
         ("of an admin", "needs the token of the cluster's gateway"),
     ],
 )

@@ -194,7 +194,7 @@ def test_viewers_read_clusters_operators_move_jobs_and_admins_change_clusters(tw
 
 def test_a_cluster_that_is_away_is_a_warning_of_a_service_that_is_ready(two: Any) -> None:
     warnings = two.client.ready().warnings
-    assert warnings == ("Cluster west is away: its gateway is silent for 9 s. Jobs there train on.",)
+    assert warnings == ("Cluster west is unreachable: its gateway is silent for 9 s. Its jobs train on.",)
 
 
 def test_the_labels_that_a_gateway_is_given_are_those_of_its_cluster(make_gateway: Any, store: Any) -> None:

@@ -115,7 +115,7 @@ def test_one_answer_has_many_jobs_with_what_columns_ask_for(service: Any, spec: 
 
 @pytest.mark.parametrize(
     ("params", "words"),
-    [({"metric": "los"}, "metric='los': no curve has this name"), ({"where": "los < 2"}, "there is no 'los'")],
+    [({"metric": "los"}, "metric='los': there is no such curve"), ({"where": "los < 2"}, "there is no 'los'")],
 )
 def test_a_wrong_name_is_a_problem_that_names_it(service: Any, params: dict[str, str], words: str) -> None:
     answer = service.http.get("/v1/curves", params=params)

@@ -54,7 +54,7 @@ _IN_PLACE = {
     "text": rf"Your code raised SystemExit: no data {_AT}",
     "interrupt": rf"Your code raised KeyboardInterrupt {_AT}",
     "memory": rf"Your code raised MemoryError {_AT}",
-    "import": r"ends\.py:\d+: the module no_such_module is not there on the node of this worker",
+    "import": r"ends\.py:\d+: the node of this worker has no module no_such_module",
     "collective": rf"{_NO_STEP}.*the group hung at step 8.*; before, {_BOTH_RECEIVE}",
     "outside": rf"{_NO_STEP}rank 1: it did not leave generation \d+.*; before, .*rank 1 is .*\(ends\.py:\d+ end\)",
     "execv": rf"{_NO_STEP}rank 1: process \d+ on \S+ was killed by signal 15",

@@ -127,13 +127,16 @@ REFUSED: tuple[Row, ...] = (
 
 
 def table() -> str:
-    """The table of docs/programs.md."""
-    lines = ["| a program that has | setting | |", "|---|---|---|"]
-    for row in TRAINED:
-        lines.append(f"| {row.words} | {_setting(row)} | equal to a plain loop |")
-    for row in REFUSED:
-        lines.append(f"| {row.words} | {_setting(row)} | refused: *{row.refused}* |")
+    """The tables of docs/programs.md."""
+    lines = ["Equal to a plain loop:", "", "| a program that has | setting |", "|---|---|"]
+    lines += [f"| {row.words} | {_setting(row)} |" for row in TRAINED]
+    lines += ["", "Refused:", "", "| a program that has | the message contains |", "|---|---|"]
+    lines += [f"| {_with_setting(row)} | *{row.refused}* |" for row in REFUSED]
     return "\n".join(lines) + "\n"
+
+
+def _with_setting(row: Row) -> str:
+    return f"{row.words}, with {setting}" if (setting := _setting(row)) else row.words
 
 
 def _setting(row: Row) -> str:

@@ -438,8 +438,8 @@ MISTAKES: tuple[Mistake, ...] = (
         "missing_package",
         r"^ModuleNotFoundError: No module named '([^']+)'",
         "__init__",
-        "the module {1} is not there on the node of this worker; install its package on every node, or put the module "
-        "into the directory that code.working_dir names.",
+        "the node of this worker has no module {1}; install its package on every node, or put the "
+        "module into the directory that code.working_dir names.",
     ),
     _mistake(
         "missing_variable",
@@ -453,30 +453,31 @@ MISTAKES: tuple[Mistake, ...] = (
         "script",
         r"^SystemExit: ?(.*)",
         "__init__",
-        "the module ended itself (sys.exit, argparse), as a script does; the spec's task must name a class, so put "
-        'what the script runs below `if __name__ == "__main__":`, and the model, data and loss into a class.',
+        "importing the module ended the process (sys.exit, argparse); put the code of the script "
+        'below `if __name__ == "__main__":`, and model, data and loss into a class, which the spec\'s '
+        "task names.",
         phases=_PREPARING,
     ),
     _mistake(
         "relative_path",
         r"^FileNotFoundError: .*No such file or directory: '(?!/)(?!\w+://)([^']+)'",
         "build_dataset",
-        "there is no file {1} in the directory of this worker, which is a copy of code.working_dir; put the file "
+        "the directory of this worker, a copy of code.working_dir, has no file {1}; put the file "
         "there, or give an absolute path that exists on every node.",
     ),
     _mistake(
         "signal_handler",
         r"^ValueError: signal only works in main thread",
         "__init__",
-        "signal.signal() needs the main thread of a process, and a task runs on another one in every worker; leave it "
-        "out: on SIGTERM Shoal itself lets the group go on without the worker, and it writes the checkpoints.",
+        "signal.signal() works in the main thread only, and a worker runs the task in another one; "
+        "leave it out: on SIGTERM Shoal continues without this worker and writes the checkpoints.",
     ),
     _mistake(
         "no_group",
         r"^ValueError: Default process group has not been initialized",
         "__init__",
-        "torch.distributed has no group while a worker prepares; leave it out: every worker prepares the same task for "
-        "itself, and Shoal chooses which samples each one reads.",
+        "torch.distributed has no group in prepare(); leave the call out: every worker prepares the "
+        "same task, and Shoal chooses which samples each one reads.",
         phases=_PREPARING,
     ),
     # its data
@@ -573,9 +574,9 @@ MISTAKES: tuple[Mistake, ...] = (
         "part_of_the_model",
         r"got mixed torch\.Tensor and DTensor",
         "loss",
-        "a part of the model is called, or a parameter is used, outside a call of the whole model, where parameters "
-        "are sharded; call model(...), move what needs single layers into its forward(), and a penalty on a weight "
-        "into the forward() of its layer. For an L2 penalty on all weights set weight_decay of the optimizer.",
+        "loss() uses a layer or a parameter outside of model(...), where parameters are sharded; "
+        "call model(...), and move the use of single layers, or a penalty on a weight, into "
+        "forward(). For an L2 penalty on all weights set weight_decay of the optimizer.",
         phases=_PASSES,
     ),
     _mistake(
@@ -590,31 +591,32 @@ MISTAKES: tuple[Mistake, ...] = (
         "backward_in_the_task",
         r"^RuntimeError: Trying to backward through the graph a second time",
         "loss",
-        "loss() itself calls backward(), or keeps a graph of an earlier call; return the loss only, since Shoal runs "
-        "the backward pass and the optimizer.",
+        "loss() calls backward(), or keeps a graph of an earlier call; return the loss only: Shoal "
+        "runs the backward pass and the optimizer.",
         phases=("backward",),
     ),
     _mistake(
         "label_out_of_range",
         r"^IndexError: Target (-?\d+) is out of bounds",
         "loss",
-        "the label {1} has no output of the model; give the model as many outputs as there are classes, and number the "
-        "classes from 0.",
+        "the model has no output for the label {1}; give it as many outputs as there are classes, "
+        "and number the classes from 0.",
         phases=_PASSES,
     ),
     _mistake(
         "index_out_of_range",
         r"^IndexError: index out of range in self",
         "loss",
-        "an index is outside an nn.Embedding; give it as many rows as there are tokens, and number the tokens from 0.",
+        "an index has no row in an nn.Embedding; give it as many rows as there are tokens, and "
+        "number the tokens from 0.",
         phases=_PASSES,
     ),
     _mistake(
         "shapes",
         r"mat1 and mat2 shapes cannot be multiplied \((\w+) and (\w+)\)",
         "loss",
-        "a layer that takes {2} cannot take an input of {1} (rows x columns); its in_features must be the last "
-        "dimension of its input.",
+        "an input of {1} (rows x columns) does not fit a layer with weights of {2}; set its "
+        "in_features to the last dimension of its input.",
         phases=_PASSES,
     ),
     _mistake(

@@ -57,14 +57,14 @@ def login(
     with Client(session.url, token=token) as client:
         account = client.whoami()
     path = store_token(session.url, token)
-    session.show(account, f"{_describe(account)}; the token is kept in {path}")
+    session.show(account, f"{_describe(account)}; the token is stored in {path}")
 
 
 @command()
 def logout(session: Session) -> None:
     """Forget the token that `shoal login` has kept for a server. The token itself stays valid."""
     store_token(session.url, None)
-    session.show(None, f"no token is kept for {session.url} any more")
+    session.show(None, f"logged out: no token is stored for {session.url}")
 
 
 @command()
@@ -116,7 +116,7 @@ def create_token(
     """
     valid_s, projects = _parse_duration(expires), tuple(project) if project else None
     if cluster is not None and (projects or user or personal or role is not Role.VIEWER):
-        raise CliError("--cluster makes the token of a gateway, which has no --role, --project, --user or --personal")
+        raise CliError("--cluster makes the token of a gateway: leave out --role, --project, --user and --personal")
     try:
         if cluster is not None:
             gateway = ClusterTokenRequest(name=name, expires_in_s=valid_s)
@@ -132,7 +132,7 @@ def create_token(
     ends_at = token.expires_at
     if ends_at is not None and (valid_s is None or ends_at < token.created_at + valid_s):
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends_at))
-        session.output.say(f"it ends at {at}, not after {expires}: with the token that made it")
+        session.output.say(f"the token ends at {at}, with the token that made it; --expires {expires} is later")
     if output is not None:
         with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(f"{token.token}\n")

@@ -81,7 +81,7 @@ def alias(
         raise CliError("an alias needs a version, or --delete", hint="for example: shoal model alias speech prod 3")
     if version is None:
         session.client.remove_model_alias(project, name, word)
-        session.show({"deleted": word}, f"{name}@{word} names nothing any more")
+        session.show({"deleted": word}, f"the alias {name}@{word} is deleted")
     else:
         view = session.client.set_model_alias(project, name, word, version)
         session.show(view, f"{name}@{word} is version {view.version}")

@@ -99,7 +99,7 @@ def relayout(
         [first, *_] = error.errors()
         raise CliError(f"--{first['loc'][0]} {first['input']}: {first['msg']}", hint="shoal relayout --help") from None
     if not auto and fixed == ParallelismSpec():
-        raise CliError("relayout needs a degree, or --auto", hint=f"shoal relayout {job} --tp 2 --pp 2")
+        raise CliError("relayout needs the degree of an axis, or --auto", hint=f"shoal relayout {job} --tp 2 --pp 2")
     _patch(session, job, JobPatch(parallelism="auto" if auto else fixed))
 
 
@@ -209,7 +209,9 @@ def update(
     new weights each source goes on with its next sample.
     """
     if weights is None and at_step is not None:
-        raise CliError("--at-step says when --weights begin", hint="shoal update --help")
+        raise CliError(
+            "--at-step needs --weights: it is the first step with the new weights", hint="shoal update --help"
+        )
     if code is not None and weights is None:
         _update_code(session, job, code)
     elif weights is not None and code is None:
@@ -347,7 +349,10 @@ def parse_changes(verb: str, texts: Sequence[str]) -> dict[str, str | None]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals and not text.endswith("-"):
-            raise CliError(f"{text!r} changes nothing", hint=f"shoal {verb} JOB {text}=VALUE, or {text}- to remove it")
+            raise CliError(
+                f"{text!r} has no value, so it changes nothing",
+                hint=f"shoal {verb} JOB {text}=VALUE, or {text}- to remove it",
+            )
         name = name if equals else text[:-1]
         if name in changes:
             raise CliError(f"{name!r} is given twice", hint=f"shoal {verb} --help")

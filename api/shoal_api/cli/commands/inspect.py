@@ -124,7 +124,9 @@ def jobs(
 def _export(session: Session, path: Path, format: str, query: JobsQuery, limit: int | None) -> None:
     """Write the file, or CSV to the standard output if the path is `-`."""
     if str(path) == "-" and format != "csv":
-        raise CliError(f"--{format} - writes bytes that are no text", hint=f"name a file: --{format} FILE")
+        raise CliError(
+            f"--{format} - would write binary data to the standard output", hint=f"name a file: --{format} FILE"
+        )
     with open_output(path) as file:
         num_jobs = session.client.export_jobs(file, format=format, limit=limit, **query)
     if str(path) != "-":
@@ -325,12 +327,15 @@ def series(
 ) -> None:
     """Write loss, speed, world size and the task's own metrics of every step. With --json: a list of points."""
     if session.output.as_json and (out is not None or format is not None):
-        raise CliError("--json prints the points", hint="leave out --json to write a file")
+        raise CliError(
+            "--json prints the points, so it cannot be combined with --out or --format",
+            hint="leave out --json to write a file",
+        )
     if str(out) == "-":
         out = None
     format = format or (FileFormat.PARQUET if out is not None and out.suffix == ".parquet" else FileFormat.CSV)
     if out is None and format is FileFormat.PARQUET:
-        raise CliError("parquet is not text", hint="name a file with -o FILE")
+        raise CliError("parquet is binary, and would be written to the terminal", hint="name a file with -o FILE")
     job_id = session.job_id(job)
     if session.output.as_json:
         session.show(session.client.series(job_id, max_points=max_points or 20_000), str)

@@ -172,9 +172,9 @@ def check(
         session.output.say(_FILES, "dim")
         return
     if arguments:
-        raise CliError(f"{task} is a task, which has no arguments", hint="change its spec with --set KEY=VALUE")
+        raise CliError(f"{task} is a task, and a task takes no arguments", hint="change its spec with --set KEY=VALUE")
     if no_run:
-        raise CliError(f"{task} is a task, whose steps are always tried", hint="leave --no-run out")
+        raise CliError(f"{task} is a task, and the check of a task always trains some steps", hint="leave --no-run out")
     document, directory = read_task(task, assignments or ())
     refuse_function_as_task(document | {"code": document["code"] | {"working_dir": str(directory)}})
     session.show(try_task(document, directory), lambda result: describe_task(document["task"], result))

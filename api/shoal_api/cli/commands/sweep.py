@@ -107,7 +107,7 @@ def sweep(
     spec_and_name = message[1:] if message[0] == "start" else message
     if not 1 <= len(spec_and_name) <= 2:
         hint = "shoal sweep start SPEC [NAME] --grid optimizer.lr=1e-4,3e-4"
-        raise CliError("sweep start takes a spec, and a name of the sweep if you like", hint=hint)
+        raise CliError("sweep start needs a spec, and takes an optional name of the sweep", hint=hint)
     source, *names = spec_and_name
     rules = {"limit": limit, "prune": prune, "warmup_steps": warmup, "reduction": reduction, "samples": samples}
     document = parse_values(source, grid or [], ranges or []) | rules | keep_given(seed=seed)
@@ -182,7 +182,10 @@ def _submit_sweep(session: Session, request: SweepRequest) -> None:
 
 def _show_or_stop(session: Session, verb: str, name: str | None, project: str | None, *, yes: bool) -> None:
     if name is None:
-        raise CliError(f"which sweep? shoal sweep {verb} NAME", hint="`shoal jobs --label sweep` lists the jobs of all")
+        raise CliError(
+            f"sweep {verb} needs the name of a sweep: shoal sweep {verb} NAME",
+            hint="`shoal jobs --label sweep` lists the jobs of all",
+        )
     sweeps = session.client.sweeps(name=name, project=project).items
     if not sweeps:
         hint = "`shoal jobs --label sweep` lists the jobs of all"

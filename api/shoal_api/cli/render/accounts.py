@@ -72,7 +72,7 @@ def render_goodput(job: JobView, now: float) -> list[Any]:
     goodput = _with_the_queue(job, now)
     head = Text.assemble((job.name, "bold"), f"  {job.id}  ", (job.status.state, STATE_STYLE[job.status.state]))
     if goodput is None or goodput.total <= 0:
-        return [head, Text("no worker-second is booked yet", style="dim")]
+        return [head, Text("no worker time is recorded yet", style="dim")]
     parts = [Part(c, goodput.seconds.get(c, 0.0), style) for c, (style, _) in _WORKER_TIME.items()]
     lines = [head, _summary(goodput), draw_bar(parts, _WIDTH), _render_categories(goodput)]
     if goodput.at is not None and not job.status.state.ended:
@@ -317,7 +317,9 @@ def _verdict(report: ParityView) -> Text:
     if not report.steps_over_tolerance:
         others = report.steps_only_in_job + report.steps_only_in_against
         return Text(
-            f"NO PARITY: the jobs agree as far as both go, and {count_text(others, 'step')} only one has", "bold red"
+            "NO PARITY: the jobs agree in all steps that both have, but only one of them has "
+            f"{count_text(others, 'step')}",
+            "bold red",
         )
     over = count_text(report.steps_over_tolerance, "step")
     return Text(f"NO PARITY: {over} with a difference above {report.tolerance:g}", "bold red")

@@ -532,7 +532,10 @@ def _workers_after(job: JobView) -> str:
     elif following > now:
         change = f"{now} -> {following} as soon as the other workers are ready; no step is lost"
     elif following < elastic.max_workers:
-        change = f"{now}, and up to {elastic.max_workers} when that pays; `shoal show {job.id}` says what holds it back"
+        change = (
+            f"{now}, and up to {elastic.max_workers} if more workers pay off; `shoal show {job.id}` says "
+            "why it has no more"
+        )
     else:
         change = f"{now}, as before"
     return f"{change} {limits}"
@@ -541,7 +544,7 @@ def _workers_after(job: JobView) -> str:
 def _layout_after(job: JobView, layout: str) -> str:
     before = job.status.layout if job.status.workers else ""
     if not layout:
-        return f"{before or 'none'}; the planner has no other"
+        return f"{before or 'none'}; the planner has no other layout"
     if not before:
         return f"{layout} for {count_text(next_workers(job), 'worker')}"
     return f"{before}, as before" if before == layout else f"{before} -> {layout} at the next step boundary"

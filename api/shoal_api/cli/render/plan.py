@@ -322,8 +322,9 @@ def _unfinished(result: Simulated) -> Text:
     metrics = result.metrics
     waiting = [run.job.job_id for run in result.run.jobs if run.finished_at is None]
     return Text(
-        f"{result.policy} leaves {metrics.num_unfinished} of {count_text(metrics.num_jobs, 'job')} waiting for ever, "
-        f"the first is {waiting[0]}. Its figures are those of the others.",
+        f"{result.policy} never starts {metrics.num_unfinished} of "
+        f"{count_text(metrics.num_jobs, 'job')}, first {waiting[0]}. Its figures are those of the "
+        "others.",
         style="red",
     )
 

@@ -50,7 +50,7 @@ from shoal_service.store.access import CURRENT_ENTRY, DONE, AuditEntry
 from shoal_workers.recently_used import RecentlyUsed
 
 SESSION_PATH = "/v1/session"
-ENDED_ATTEMPT = "The token is not that of an attempt that goes on: it ends with its attempt, or when another is made."
+ENDED_ATTEMPT = "The token belongs to no running attempt: it ends with its attempt, or when a new token is made."
 INVALID_TOKEN = "The token is unknown, expired or revoked."
 _TOO_MANY = 429
 _CACHE_S = 5.0
@@ -217,7 +217,7 @@ class Authentication:
         scheme, _, token = header.decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             self._limiter.count_failure(scope)
-            raise unauthenticated(f"Authorization has the scheme {scheme[:20]!r}, not Bearer.")
+            raise unauthenticated(f"The header Authorization has the scheme {scheme[:20]!r}. Use Bearer.")
         if is_attempt_token(token.strip()):
             scope[ATTEMPT] = await require_valid(
                 scope, self._authenticator.authenticate_attempt(token.strip()), ENDED_ATTEMPT
@@ -279,7 +279,7 @@ def read_principal(request: Request) -> Principal:
     """Return the principal of a request whose route needs one. Raises Unauthenticated."""
     principal: Principal | None = request.scope.get(PRINCIPAL)
     if principal is None:
-        raise unauthenticated("This needs a token.")
+        raise unauthenticated("This request needs a token.")
     return principal
 
 

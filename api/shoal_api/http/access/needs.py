@@ -47,14 +47,14 @@ class Needs:
             return
         caller: AttemptCaller | None = request.scope.get(ATTEMPT)
         if caller is not None:
-            raise Forbidden(f"The token is that of {_describe_attempt(caller)}, and may do nothing else.")
+            raise Forbidden(f"The token belongs to {_describe_attempt(caller)}, and allows nothing else.")
         principal = read_principal(request)
         refusal = refusal_of(principal, self.permission)
         if refusal is not None:
             raise Forbidden(refusal.reason)
         cluster = request.path_params.get("cluster")
         if cluster is not None and principal.cluster not in ("", cluster):
-            detail = f"The token is of the cluster {principal.cluster!r}: join with --name {principal.cluster}."
+            detail = f"The token is for the cluster {principal.cluster!r}: join with --name {principal.cluster}."
             raise Forbidden(detail)
         job_id = request.path_params.get("job_id")
         if job_id is not None and principal.projects is not None:
@@ -73,10 +73,10 @@ class NeedsAttempt(Needs):
         caller: AttemptCaller | None = request.scope.get(ATTEMPT)
         if caller is None:
             if request.scope.get(PRINCIPAL) is None:
-                raise unauthenticated("This needs the token of the attempt.")
+                raise unauthenticated("This request needs the token of the attempt.")
             await super().__call__(request)
         elif request.path_params != {"job_id": caller.job_id, "attempt": str(caller.attempt)}:
-            raise Forbidden(f"The token is that of {_describe_attempt(caller)}, not of this attempt.")
+            raise Forbidden(f"The token belongs to {_describe_attempt(caller)}, not to this attempt.")
 
 
 def _describe_attempt(caller: AttemptCaller) -> str:

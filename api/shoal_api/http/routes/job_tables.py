@@ -215,7 +215,7 @@ _MAX_JOBS = 500
 _MAX_METRICS = 64
 _REFRESH_S = 1.0
 _COMPRESSED_BYTES = 4_096
-NO_METRIC = f"no curve has this name. Known are {', '.join(PLAIN_METRICS)}, metric.NAME and val.NAME."
+NO_METRIC = f"there is no such curve. Use {', '.join(PLAIN_METRICS)}, metric.NAME or val.NAME."
 Reader = Callable[[Versions | None], tuple[Curves, Versions]]
 
 

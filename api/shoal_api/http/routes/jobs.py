@@ -131,7 +131,7 @@ def adopt_spec(spec: JobSpec, principal: Principal) -> OwnedSpec:
     if principal.user and spec.user != principal.user:
         changes["user"] = principal.user
         if "user" in spec.model_fields_set:
-            notes.append(f"user is {principal.user}, that of the token, not {spec.user}.")
+            notes.append(f"user is {principal.user}, not {spec.user}: the token submits jobs of its user only.")
     return OwnedSpec(spec.model_copy(update=changes) if changes else spec, " ".join(notes))
 
 

@@ -191,7 +191,7 @@ def _explain_unreachable(address: str) -> str:
 def _describe_unreachable_clusters(view: ClusterView) -> tuple[str, ...]:
     """Return the clusters that have joined and do not answer, while others do."""
     away = [cluster for cluster in view.clusters if not cluster.connected and cluster.silent_s is not None]
-    return tuple(f"Cluster {cluster.name} is away: {cluster.why_away}. Jobs there train on." for cluster in away)
+    return tuple(f"Cluster {cluster.name} is unreachable: {cluster.why_away}. Its jobs train on." for cluster in away)
 
 
 NodeId = Annotated[

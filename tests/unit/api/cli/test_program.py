@@ -100,7 +100,7 @@ def test_options_of_deepspeed_are_workers_and_its_launchers_variables() -> None:
     assert program is not None
     assert (program.workers, program.args) == ((8, 8), ("--deepspeed_config", "ds.json"))
     assert make_spec(program)["script"]["launcher"] == "deepspeed_env"
-    left_out = ("--master_port", "--hostfile", "the argument --local_rank (LOCAL_RANK says the same)")
+    left_out = ("--master_port", "--hostfile", "the argument --local_rank (read LOCAL_RANK of the environment)")
     assert program.not_needed == left_out
     module = read_program(["deepspeed", "--no_local_rank", "--module", "pkg.train", "-x"])
     assert module is not None and (module.module, module.args, module.not_needed) == ("pkg.train", ("-x",), ())
@@ -160,7 +160,7 @@ def test_the_default_configuration_of_accelerate_is_read_as_accelerate_reads_it(
     [
         ("distributed_type: DEEPSPEED", "distributed_type DEEPSPEED", "DeepSpeedPlugin"),
         ("compute_environment: AMAZON_SAGEMAKER", "AMAZON_SAGEMAKER", "LOCAL_MACHINE"),
-        ("fp8_config: {backend: TE}", "cannot read fp8_config", "--set code.env"),
+        ("fp8_config: {backend: TE}", "does not support fp8_config", "--set code.env"),
         ("[1, 2", "not a YAML file", "accelerate config"),
         ("- 1", "not a YAML file", "accelerate config"),
     ],
@@ -181,8 +181,8 @@ def test_a_configuration_that_shoal_cannot_start_is_refused_by_its_key(
         (["torchrun", "--what=1", "train.py"], "--what", "shoal submit train.py"),
         (["torchrun", "--nproc-per-node", "gpu", "train.py"], "'gpu'", "--workers"),
         (["torchrun", "--nnodes", "4:2", "train.py"], "'4:2'", "2:8"),
-        (["torchrun"], "no script", "shoal submit"),
-        (["torchrun", "-m"], "no module", "shoal submit"),
+        (["torchrun"], "needs a script", "shoal submit"),
+        (["torchrun", "-m"], "needs a module", "shoal submit"),
         (["accelerate", "launch", "--config_file", "a.yaml", "train.py"], "a.yaml: No such file", "accelerate config"),
         (["deepspeed", "--include", "a:0", "train.py"], "--include", "worker.gpus"),
         (["deepspeed", "--num_nodes", "2", "train.py"], "--num_nodes", "--workers"),
@@ -191,10 +191,10 @@ def test_a_configuration_that_shoal_cannot_start_is_refused_by_its_key(
         (["ray", "job", "submit"], "shoal submit", "shoal submit train.py"),
         (["FOO=1", "python", "train.py"], "FOO=1", "--set code.env.FOO=VALUE"),
         (["python", "-c", "pass"], "-c", "shoal submit train.py"),
-        (["job.yaml", "--lr", "1"], "no meaning", "script.args"),
+        (["job.yaml", "--lr", "1"], "cannot take the argument", "script.args"),
         (["nowhere.py"], "nowhere.py is not there", "path"),
         (["sub.py"], "not there", "path"),
-        ([], "which job", "shoal submit train.py"),
+        ([], "needs a spec or a script", "shoal submit train.py"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_way_out(words: list[str], error: str, hint: str) -> None:
@@ -235,5 +235,5 @@ def test_workers_are_a_number_or_a_range(text: str, workers: tuple[int, int]) ->
 
 @pytest.mark.parametrize("text", ["", "0", "8:2", "a", "2:", ":2", "1:2:3", "-1", "²"])
 def test_other_numbers_of_workers_are_refused(text: str) -> None:
-    with pytest.raises(CliError, match="neither a number of workers"):
+    with pytest.raises(CliError, match="not a number of workers, nor a range"):
         parse_workers("--workers", text)

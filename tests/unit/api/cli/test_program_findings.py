@@ -57,7 +57,7 @@ def test_a_script_that_has_everything_can_run_as_it_is(tmp_path: Path) -> None:
     assert found.cost == Remark("the steps since its last checkpoint, which it loads when it starts", ("train.py:10",))
     text = describe(found)
     assert text.startswith("train.py can run as a script, as it is: shoal submit train.py --workers 1:4\n")
-    assert "nothing that was found stands in its way" in text
+    assert "no obstacle was found" in text
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_a_script_that_has_everything_can_run_as_it_is(tmp_path: Path) -> None:
     [
         ("dist.init_process_group('gloo', init_method='tcp://10.0.0.1:1')", "init_method 'tcp://10.0.0.1:1'"),
         ("dist.init_process_group('gloo', rank=0, world_size=4)", "rank and world_size"),
-        ("torch.multiprocessing.spawn(print)", "starts processes of its own"),
-        ("from ray.train.xgboost import XGBoostTrainer; XGBoostTrainer(print)", "workers of its own"),
+        ("torch.multiprocessing.spawn(print)", "starts processes, but Shoal already starts one"),
+        ("from ray.train.xgboost import XGBoostTrainer; XGBoostTrainer(print)", "starts Ray workers"),
         ("from ray import tune; tune.Tuner(print)", "shoal sweep"),
         ("os.environ['MASTER_PORT'] = '29500'", "os.environ.setdefault"),
         ("model.to('cuda:0')", "LOCAL_RANK"),
@@ -125,25 +125,25 @@ def test_what_leaves_the_place_to_the_environment_is_in_nobodys_way(line: str, t
         ("torch.optim.AdamW([])", "2 optimizers", ("train.py:8", "train.py:14")),
         ("from torch.optim import Adam; Adam([])", "2 optimizers", ("train.py:8", "train.py:14")),
         ("other.backward()", "several backward passes", ("train.py:11", "train.py:14")),
-        ("torch.autograd.grad(1, 2)", "gradients of gradients", ("train.py:14",)),
-        ("loss.backward(retain_graph=True)", "gradients of gradients", ("train.py:14",)),
+        ("torch.autograd.grad(1, 2)", "calls autograd itself", ("train.py:14",)),
+        ("loss.backward(retain_graph=True)", "calls autograd itself", ("train.py:14",)),
         ("class Stream(torch.utils.data.IterableDataset): pass", "IterableDataset", ("train.py:14",)),
-        ("dist.all_gather([], 1)", "collectives of its own", ("train.py:14",)),
+        ("dist.all_gather([], 1)", "calls collectives", ("train.py:14",)),
         ("from torch.distributed.nn.functional import all_gather; all_gather(1)", "collectives", ("train.py:14",)),
         ("dist.reduce_scatter_tensor(a, b)", "collectives", ("train.py:14",)),
         ("import torch.distributed._functional_collectives as c; c.all_reduce(x)", "collectives", ("train.py:14",)),
         ("accelerator.gather_for_metrics(x)", "collectives", ("train.py:14",)),
         ("dist.recv(x, 0)", "collectives", ("train.py:14",)),
-        ("import stable_baselines3 as sb3; sb3.PPO('MlpPolicy', env)", "made by the model", ("train.py:14",)),
-        ("torch.multinomial(p, 1)", "made by the model", ("train.py:14",)),
-        ("actor.generate(prompts)", "made by the model", ("train.py:14",)),
-        ("import gymnasium\nclass Pole(gymnasium.Env): ...", "made by the model", ("train.py:15",)),
-        ("from trl.experimental.ppo import PPOTrainer; PPOTrainer()", "that of a trainer", ("train.py:14",)),
-        ("from lightning.pytorch import Trainer; Trainer()", "that of a trainer", ("train.py:14",)),
-        ("from transformers import Trainer\nclass A(Trainer): ...\nA(m)", "that of a trainer", ("train.py:16",)),
-        ("import gymnasium as gym; gym.make('CartPole-v1')", "made by the model", ("train.py:14",)),
-        ("torch.distributions.Categorical(logits=x).sample()", "made by the model", ("train.py:14",)),
-        ("from transformers import Trainer; Trainer(model)", "the loop is that of a trainer", ("train.py:14",)),
+        ("import stable_baselines3 as sb3; sb3.PPO('MlpPolicy', env)", "the model makes samples", ("train.py:14",)),
+        ("torch.multinomial(p, 1)", "the model makes samples", ("train.py:14",)),
+        ("actor.generate(prompts)", "the model makes samples", ("train.py:14",)),
+        ("import gymnasium\nclass Pole(gymnasium.Env): ...", "the model makes samples", ("train.py:15",)),
+        ("from trl.experimental.ppo import PPOTrainer; PPOTrainer()", "a trainer runs the loop", ("train.py:14",)),
+        ("from lightning.pytorch import Trainer; Trainer()", "a trainer runs the loop", ("train.py:14",)),
+        ("from transformers import Trainer\nclass A(Trainer): ...\nA(m)", "a trainer runs the loop", ("train.py:16",)),
+        ("import gymnasium as gym; gym.make('CartPole-v1')", "the model makes samples", ("train.py:14",)),
+        ("torch.distributions.Categorical(logits=x).sample()", "the model makes samples", ("train.py:14",)),
+        ("from transformers import Trainer; Trainer(model)", "a trainer runs the loop", ("train.py:14",)),
     ],
 )
 def test_what_stands_in_the_way_of_a_task_is_named_with_its_lines(
@@ -205,7 +205,7 @@ def test_a_loop_is_proposed_for_the_workers_for_which_it_has_work(
 ) -> None:
     trial, elasticity = {"most_workers": most_workers}, {"min_workers": least, "max_workers": most}
     if workers is None:
-        with pytest.raises(CliError, match=f"train.py has work for {most_workers} workers, .* is {most}"):
+        with pytest.raises(CliError, match=f"train.py has work for {most_workers} workers only, .* is {most}"):
             with_workers(trial, "train.py", elasticity, is_proposal=is_proposal)
     else:
         assert with_workers(trial, "train.py", elasticity, is_proposal=is_proposal)["workers"] == workers
@@ -266,7 +266,7 @@ def test_what_a_lost_worker_costs_follows_from_the_scripts_checkpoints(source: s
 def test_what_a_script_does_not_have_is_noted(tmp_path: Path) -> None:
     found = _examined(tmp_path, "import signal, torch\ntorch.save(1, 'a.pt')\nsignal.signal(signal.SIGTERM, print)\n")
     assert found.launcher == "python"
-    assert _places(found.notes, "nothing was found that is distributed") == ()
+    assert _places(found.notes, "no distributed training was found") == ()
     assert _places(found.notes, "SHOAL_CHECKPOINT_DIR") == ("train.py:2",)
     assert _places(found.notes, "shoal.log(step=step, loss=loss)") == ()
     assert _places(found.notes, "--grace SECONDS") == ("train.py:3",)

@@ -268,7 +268,7 @@ def test_at_submit_a_node_that_is_too_small_for_the_workers_on_it_is_noted(job: 
     assert memory_note(spec, [(4.0, 0.0, four + 0.1)], None) == ""
     assert memory_note(spec, [(2.0, 0.0, two + 0.1), (2.0, 0.0, two + 0.1)], None) == ""
     words = memory_note(spec, [(2.0, 0.0, two + 0.1), (3.0, 0.0, two + 0.1)], None)
-    assert words.startswith(f"The prediction for 3 workers on one node is {three:,.1f} GiB (process 0.3 + 3 x ")
+    assert words.startswith(f"For 3 workers on one node the planner predicts {three:,.1f} GiB (process 0.3 + 3 x ")
     assert memory_note(job(task="mine:Task", data={}, elasticity={"max_workers": 4}), [(4.0, 0.0, 0.1)], None) == ""
 
 
