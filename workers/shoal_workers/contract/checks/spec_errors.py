@@ -11,20 +11,20 @@ import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from types import UnionType
 from typing import Any, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.checks.consistency import conflicts
-from shoal_workers.contract.checks.legality import infeasible
+from shoal_workers.contract.checks.consistency import find_conflicts
+from shoal_workers.contract.checks.legality import find_infeasible
 from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK, HuggingFaceConfig, PreferenceModelConfig
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.language_model import LM_TASK, LanguageModelConfig
-from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, JobSpec
+from shoal_workers.contract.rules import SpecProblem as SpecProblem
+from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, NO_END, JobSpec
 from shoal_workers.contract.text_data import SECTIONS, AnswersConfig, PreferencesConfig, TextDataConfig
 
 M = TypeVar("M", bound=BaseModel)
@@ -32,14 +32,6 @@ MAX_PROBLEMS = 40
 """Largest number of problems that are reported: a malicious document may have a million."""
 _MAX_DETAILS = 1000
 """Largest number of pydantic's errors that are read; several of them may concern one problem."""
-
-
-class SpecProblem(Frozen):
-    """One problem of a spec."""
-
-    path: str
-    """Dotted path of the key, for example `batch.global_size`; empty for the spec as a whole."""
-    message: str
 
 
 class SpecError(ValueError):
@@ -71,7 +63,7 @@ def parse_spec(data: Any) -> JobSpec:
     Raises:
         SpecError: with all problems found, at most MAX_PROBLEMS.
     """
-    faults = tuple(SpecProblem(path=path, message=text) for path, text in islice(json_faults(data), MAX_PROBLEMS))
+    faults = tuple(islice(json_faults(data), MAX_PROBLEMS))
     if faults:
         raise SpecError(faults)
     problems: list[SpecProblem] = []
@@ -81,7 +73,7 @@ def parse_spec(data: Any) -> JobSpec:
                 JobSpec, {key: data[key] for key in data if key in programs or key in _FOREIGN_KEYS}, "", problems
             )
             raise SpecError(tuple(problem for problem in problems if problem.path in data))
-        problems.append(SpecProblem(path="stop", message=_NO_END))
+        problems.append(SpecProblem(path="stop", message=NO_END))
         data = {**data, "stop": {"steps": 1}}  # the other keys are checked too
     spec = _validate(JobSpec, data, "", problems)
     if isinstance(data, dict) and data.get("script") is not None:
@@ -95,8 +87,7 @@ def parse_spec(data: Any) -> JobSpec:
         for name, section in zip(("model", "data"), sections, strict=True):
             _validate(section, data.get(name, {}), name, problems)
     if not problems and spec is not None:
-        refused = chain(conflicts(spec), infeasible(spec))
-        problems.extend(SpecProblem(path=path, message=text) for path, text in refused)
+        problems.extend((*find_conflicts(spec), *find_infeasible(spec)))
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec
@@ -304,10 +295,6 @@ def _example(place: _Place) -> str:
     return f", for example {place.path[-1]}: {json.dumps(field.examples[0])}" if field and field.examples else ""
 
 
-_NO_END = (
-    'this key is required, for example stop: {"steps": 1000}. A program that trains by itself has script instead, for '
-    'example script: {"file": "train.py"}.'
-)
 _SCRIPT = (
     'a program that trains by itself is a script: {"script": {"file": "train.py", "args": ["--lr", "3e-4"]}}, or, '
     "without a spec, `shoal submit train.py --workers 2 -- --lr 3e-4`; see docs/porting.md."
