@@ -63,24 +63,28 @@ class StorageAway:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerWarm:
+class FromWorker:
+    """An event that a worker has caused, or that is about it."""
+
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWarm(FromWorker):
     info: WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFailedToStart:
+class WorkerFailedToStart(FromWorker):
     """The worker's process has started, but the user's code or data cannot be loaded in it."""
 
-    index: int
     error: ErrorReport
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(FromWorker):
     """A worker is gone: its process has ended, or is treated as ended."""
 
-    index: int
     cause: IncidentCause
     witness: str
     message: str
@@ -105,14 +109,12 @@ class DeathExplained:
 
 
 @dataclass(frozen=True, slots=True)
-class RunReturned:
-    index: int
+class RunReturned(FromWorker):
     exit: WorkerExit
 
 
 @dataclass(frozen=True, slots=True)
-class ReportArrived:
-    index: int
+class ReportArrived(FromWorker):
     item: WorkerReport
 
 
@@ -157,10 +159,9 @@ class Directed(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelsCompared:
+class ModelsCompared(FromWorker):
     """The answer to CompareModels."""
 
-    index: int
     difference: str
     """The difference in words; empty if there is none."""
 
@@ -173,35 +174,30 @@ class ClockJumped:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressReported:
+class ProgressReported(FromWorker):
     """A worker has answered a poll. The event is sent even if the progress has not changed, because the answer itself
     counts."""
 
-    index: int
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class InterruptAcknowledged:
+class InterruptAcknowledged(FromWorker):
     """The worker's control thread has fenced that generation and is waking the training thread."""
 
-    index: int
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotPartsReported:
+class SnapshotPartsReported(FromWorker):
     """The answer to RequestSnapshotParts: the snapshot parts in the memory of the worker's node."""
 
-    index: int
     snapshot_parts: tuple[SnapshotPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerUnreachable:
+class WorkerUnreachable(FromWorker):
     """Calls to the worker fail, but it is not known to be dead: its node or the network to it may have failed."""
-
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
