@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import UnionType
@@ -67,7 +67,11 @@ def parse_spec(data: Any) -> JobSpec:
     if faults:
         raise SpecError(faults)
     problems: list[SpecProblem] = []
-    if isinstance(data, dict) and all(data.get(key) is None for key in ("stop", "script", "loop")):
+    if not isinstance(data, dict):
+        _validate(JobSpec, data, "", problems)
+        raise SpecError(tuple(problems))
+    program = next((key for key in _NOT_OF_PROGRAMS if data.get(key) is not None), None)
+    if program is None and data.get("stop") is None:
         if programs := _PROGRAM_KEYS & data.keys():  # what a task lacks would not help a person who brings a program
             _validate(
                 JobSpec, {key: data[key] for key in data if key in programs or key in _FOREIGN_KEYS}, "", problems
@@ -76,16 +80,11 @@ def parse_spec(data: Any) -> JobSpec:
         problems.append(SpecProblem(path="stop", message=NO_END))
         data = {**data, "stop": {"steps": 1}}  # the other keys are checked too
     spec = _validate(JobSpec, data, "", problems)
-    if isinstance(data, dict) and data.get("script") is not None:
-        problems.extend(_not_of_programs(data, "script", KEYS_OF_TASKS))
-    elif isinstance(data, dict) and data.get("loop") is not None:
-        problems.extend(_not_of_programs(data, "loop", KEYS_OF_TASKS_ONLY))
-    elif isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
-        _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
-        _validate(TextDataConfig, data.get("data", {}), "data", problems)
-    if isinstance(data, dict) and (sections := _SECTIONS.get(str(data.get("task")))) is not None:
-        for name, section in zip(("model", "data"), sections, strict=True):
-            _validate(section, data.get(name, {}), name, problems)
+    sections = _SECTIONS.get(str(data.get("task", LM_TASK)), {}) if program is None else {}
+    for name, section in sections.items():
+        _validate(section, data.get(name, {}), name, problems)
+    if program is not None:
+        problems.extend(_find_keys_of_tasks(data, program))
     if not problems and spec is not None:
         problems.extend((*find_conflicts(spec), *find_infeasible(spec)))
     if problems or spec is None:
@@ -93,17 +92,20 @@ def parse_spec(data: Any) -> JobSpec:
     return spec
 
 
-_SECTIONS: dict[str, tuple[type[BaseModel], type[BaseModel]]] = {
-    HF_TASK: (HuggingFaceConfig, TextDataConfig),
-    SFT_TASK: (HuggingFaceConfig, AnswersConfig),
-    DPO_TASK: (PreferenceModelConfig, PreferencesConfig),
-    **SECTIONS,
+_SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
+    LM_TASK: {"model": LanguageModelConfig, "data": TextDataConfig},
+    HF_TASK: {"model": HuggingFaceConfig, "data": TextDataConfig},
+    SFT_TASK: {"model": HuggingFaceConfig, "data": AnswersConfig},
+    DPO_TASK: {"model": PreferenceModelConfig, "data": PreferencesConfig},
+    **{task: {"model": model, "data": of_data} for task, (model, of_data) in SECTIONS.items()},
 }
-"""The sections `model` and `data` of tasks with a model of transformers."""
+"""The sections `model` and `data` of the built-in tasks."""
+_NOT_OF_PROGRAMS = {"script": KEYS_OF_TASKS, "loop": KEYS_OF_TASKS_ONLY}
+"""Keys that a program does not read."""
 
 
-def _not_of_programs(data: dict[str, Any], program: str, keys: Iterable[str]) -> Iterable[SpecProblem]:
-    for key in keys:
+def _find_keys_of_tasks(data: dict[str, Any], program: str) -> Iterator[SpecProblem]:
+    for key in _NOT_OF_PROGRAMS[program]:
         if data.get(key) is not None:
             message = (
                 f"{key} says how Shoal trains a task, and {program} is set: a {program} trains by itself and does not "
@@ -350,8 +352,8 @@ _REF = "#/$defs/{model}"
 
 def job_spec_schema() -> dict[str, Any]:
     """Return the JSON Schema of a spec; each call makes a new document."""
-    sections = [rule for pair in _SECTIONS.values() for rule in pair]
-    models: list[type[BaseModel]] = list(dict.fromkeys([JobSpec, LanguageModelConfig, *sections]))
+    sections = [section for of_task in _SECTIONS.values() for section in of_task.values()]
+    models: list[type[BaseModel]] = list(dict.fromkeys([JobSpec, *sections]))
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions = document["$defs"]
     spec: dict[str, Any] = definitions.pop(JobSpec.__name__)
@@ -359,29 +361,20 @@ def job_spec_schema() -> dict[str, Any]:
         **spec,
         "allOf": [
             *spec.get("allOf", ()),
-            _keys_of(LM_TASK, LanguageModelConfig, TextDataConfig, "data", is_default=True),
-            *(_keys_of(task, *sections, "model", "data") for task, sections in _SECTIONS.items()),
+            *(_require_sections(task, of_task) for task, of_task in _SECTIONS.items()),
         ],
         "$defs": definitions,
     }
 
 
-def _keys_of(
-    task: str,
-    model: type[BaseModel],
-    of_data: type[BaseModel],
-    *required: str,
-    is_default: bool = False,
-) -> dict[str, Any]:
-    """Rule for the JSON Schema: what `model` and `data` are if this is the spec's task."""
+def _require_sections(task: str, sections: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    """Return the rule for the JSON Schema: what `model` and `data` are if this is the spec's task."""
     condition: dict[str, Any] = {
         "properties": {"task": {"const": task}, "script": {"type": "null"}, "loop": {"type": "null"}}
     }
-    if not is_default:  # without the key it is another task
+    required = ["data"]
+    if task != LM_TASK:  # without the key it is the built-in language model, which has a default for each of its own
         condition["required"] = ["task"]
-    keys = {"model": _reference(model.__name__), "data": _reference(of_data.__name__)}
-    return {"if": condition, "then": {"properties": keys, "required": [*required]}}
-
-
-def _reference(name: str) -> dict[str, str]:
-    return {"$ref": _REF.format(model=name)}
+        required = ["model", "data"]
+    keys = {name: {"$ref": _REF.format(model=section.__name__)} for name, section in sections.items()}
+    return {"if": condition, "then": {"properties": keys, "required": required}}
