@@ -38,7 +38,6 @@ from shoal_service.control.protocols import Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core.desired import Desired
 from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, decide
-from shoal_service.core.scheduling.facts import derive_facts
 from shoal_service.core.scheduling.market import ClusterState, MarketState, Policy, WorkerNeed
 from shoal_service.core.scheduling.room import Room
 from shoal_service.store import ClusterNotFound, DriveRow, JobNotFound, Lease, Store, checkpoint_rows, driving
@@ -319,7 +318,7 @@ class Moving:
             return f"the cluster is cordoned ({joined.cordon.reason}). End that with `shoal clusters uncordon {to}`"
         job = replace(requested(row), cluster=to)
         nodes = market_nodes(self._reader.nodes_of(to), [row.id], self._reader.foreign)
-        shape = Room(nodes).shape(job, derive_facts(job))
+        shape = Room(nodes).shape(job)
         if shape.ever >= job.min_workers:
             return ""
         return (

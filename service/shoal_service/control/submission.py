@@ -30,8 +30,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ACTIVE
 from shoal_service.core.nodes import Node
 from shoal_service.core.quantities import duration_text
-from shoal_service.core.scheduling.facts import verdict
-from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
+from shoal_service.core.scheduling.market import MarketJob, WorkerNeed, describe_missed
 from shoal_service.core.sweeps import (
     Interval,
     InvalidGrid,
@@ -289,7 +288,7 @@ def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: floa
             rates[size] = samples / best[0].step_s
     if not rates or spec.stop.steps is None:
         return ""  # a task of unknown sizes, or an end that only the data decides
-    miss = verdict(
+    miss = describe_missed(
         MarketJob(
             job_id="",
             submitted_at=now,

@@ -33,9 +33,7 @@ class WorkerLossBound(Frozen):
     """Why more than one step may be."""
 
     def words(self) -> str:
-        most = "the steps since the last checkpoint" if self.at_most is None else count_text(self.at_most, "step")
-        repeats = "repeats" if self.at_most is None else "repeats at most"
-        return f"{repeats} {most}" + (f": {self.reason}" if self.reason else "")
+        return _describe_limit(self.at_most) + (f": {self.reason}" if self.reason else "")
 
 
 class NodeLossBound(Frozen):
@@ -52,9 +50,7 @@ class NodeLossBound(Frozen):
     """Why the bound is not a better one."""
 
     def words(self) -> str:
-        most = "the steps since the last checkpoint" if self.at_most is None else count_text(self.at_most, "step")
-        limit = "repeats" if self.at_most is None else "repeats at most"
-        return f"losing a node {limit} {most}, {self.now} now ({self._how()})"
+        return f"losing a node {_describe_limit(self.at_most)}, {self.now} now ({self._how()})"
 
     def _how(self) -> str:
         match self.protection:
@@ -68,3 +64,11 @@ class NodeLossBound(Frozen):
             case Protection.CHECKPOINT:
                 how = "from the last checkpoint"
         return f"{how}; {self.reason}" if self.reason else how
+
+
+def _describe_limit(at_most: int | None) -> str:
+    return (
+        "repeats the steps since the last checkpoint"
+        if at_most is None
+        else f"repeats at most {count_text(at_most, 'step')}"
+    )

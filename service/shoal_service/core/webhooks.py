@@ -19,6 +19,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -202,11 +203,7 @@ def after_failure(
     num_failed = before.num_failed + 1
     since = now if before.failing_since is None else min(before.failing_since, now)
     pause_s = backoff_s(num_failed, first_s=policy.first_s, longest_s=policy.longest_s) * (0.75 + spread / 2)
-    expired = 0
-    for at in waiting:
-        if now - max(at, since) < policy.give_up_s:
-            break
-        expired += 1
+    expired = len(list(takewhile(lambda at: now - max(at, since) >= policy.give_up_s, waiting)))
     return Verdict(
         retries=Retries(num_failed=num_failed, failing_since=since, next_at=now + pause_s),
         num_given_up=expired,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from shoal_workers.contract.base import Frozen, PositiveInt
+from shoal_workers.contract.rules import Rule, Section
 
 
-class ElasticitySpec(Frozen):
+class ElasticitySpec(Section):
     """How far the job may shrink and grow."""
 
     min_workers: int = Field(1, ge=1, le=100_000)
@@ -26,14 +27,15 @@ class ElasticitySpec(Frozen):
     wait_s: float = Field(1800.0, gt=0, le=30 * 86400, allow_inf_nan=False)
     """Seconds that a running job may wait for `min_workers`; then it fails with the reason capacity_timeout."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> ElasticitySpec:
-        if self.min_workers > self.max_workers:
-            raise ValueError(
-                f"elasticity.min_workers {self.min_workers} is larger than elasticity.max_workers {self.max_workers}. "
-                f"Set max_workers to at least {self.min_workers}."
-            )
-        return self
+    rules = (
+        Rule(
+            lambda elasticity: elasticity.min_workers > elasticity.max_workers,
+            lambda elasticity: (
+                f"elasticity.min_workers {elasticity.min_workers} is larger than elasticity.max_workers "
+                f"{elasticity.max_workers}. Set max_workers to at least {elasticity.min_workers}."
+            ),
+        ),
+    )
 
 
 class DamagePolicy(StrEnum):

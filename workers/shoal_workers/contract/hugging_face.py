@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from shoal_workers.contract.base import Frozen, exactly_one_of
 from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS, FAMILIES, taken_for_experts
+from shoal_workers.contract.rules import Rule, Section, require_one
 
 HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
 SFT_TASK = "shoal_workers.tasks.sft:SupervisedFineTuning"
@@ -44,9 +44,11 @@ _MAX_CONFIG_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 _HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of the head in the files of causal language models."""
+_ENDS = frozenset({"lm_head", "embed_tokens", "wte", "embed_in"})
+"""Layers at the ends of a model, which get no adapter."""
 
 
-class LoraConfig(Frozen):
+class LoraConfig(Section):
     """Low-rank adapters (Hu et al. 2021): they are trained, and the model beside them is frozen."""
 
     r: int = Field(16, ge=1, le=1 << 16)
@@ -73,23 +75,22 @@ class LoraConfig(Frozen):
         # Behind this validator a strict model takes no list of JSON for a tuple.
         return {**data, "target_modules": tuple(targets)} if isinstance(targets, list) else data
 
-    @model_validator(mode="after")
-    def _not_the_ends(self) -> LoraConfig:
-        if ends := {"lm_head", "embed_tokens", "wte", "embed_in"} & set(self.target_modules):
-            raise ValueError(
-                f"model.lora.target_modules names {sorted(ends)[0]!r}: adapters of the embedding and of the head are "
-                "not supported. Name linear layers of the blocks."
-            )
-        return self
+    rules = (
+        Rule(
+            lambda lora: _ENDS & set(lora.target_modules),
+            lambda lora: (
+                f"model.lora.target_modules names {min(_ENDS & set(lora.target_modules))!r}: adapters of the "
+                "embedding and of the head are not supported. Name linear layers of the blocks."
+            ),
+        ),
+    )
 
 
 _QUANTIZATION = frozenset({"load_in_4bit", "load_in_8bit", "quantization_config", "quantization", "bits", "qlora"})
 
 
-class PretrainedConfig(Frozen):
+class PretrainedConfig(Section):
     """A model of transformers from a local directory, with its weights, or from a config, with random weights."""
-
-    model_config = ConfigDict(json_schema_extra=exactly_one_of("path", "config"))
 
     path: str | None = Field(None, min_length=1, max_length=4096)
     """Directory with config.json and *.safetensors. Every node must be able to read it; nothing is downloaded."""
@@ -98,15 +99,16 @@ class PretrainedConfig(Frozen):
     )
     """The content of a config.json. `model_type` names the architecture; missing keys have transformers' defaults."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> PretrainedConfig:
-        if (self.path is None) == (self.config is None):
-            raise ValueError(
-                "model must contain exactly one of path (a local directory) and config (the content of a config.json)."
-            )
-        if self.config is not None and not isinstance(self.config.get("model_type"), str):
-            raise ValueError('model.config must contain a model_type, for example {"model_type": "llama"}.')
-        return self
+    rules: ClassVar[tuple[Rule[Any], ...]] = (
+        require_one(
+            ("path", "config"),
+            "model must contain exactly one of path (a local directory) and config (the content of a config.json).",
+        ),
+        Rule(
+            lambda model: model.config is not None and not isinstance(model.config.get("model_type"), str),
+            'model.config must contain a model_type, for example {"model_type": "llama"}.',
+        ),
+    )
 
 
 class HuggingFaceConfig(PretrainedConfig):
@@ -134,7 +136,7 @@ class PreferenceLoss(StrEnum):
     """Sequence likelihood calibration (Zhao et al. 2023)."""
 
 
-class DpoConfig(Frozen):
+class DpoConfig(Section):
     """How preferences become a loss. The reference model is the one in model.path."""
 
     loss: PreferenceLoss = PreferenceLoss.SIGMOID
@@ -145,14 +147,15 @@ class DpoConfig(Frozen):
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Probability that chosen and rejected are exchanged in a line (Mitchell 2023). Only with the loss "sigmoid"."""
 
-    @model_validator(mode="after")
-    def _smooths(self) -> DpoConfig:
-        if self.label_smoothing and self.loss is not PreferenceLoss.SIGMOID:
-            raise ValueError(
-                f"model.dpo.label_smoothing is {self.label_smoothing}, and model.dpo.loss {str(self.loss)!r} has none. "
-                'Set it to 0, or the loss to "sigmoid".'
-            )
-        return self
+    rules = (
+        Rule(
+            lambda dpo: dpo.label_smoothing and dpo.loss is not PreferenceLoss.SIGMOID,
+            lambda dpo: (
+                f"model.dpo.label_smoothing is {dpo.label_smoothing}, and model.dpo.loss {str(dpo.loss)!r} has "
+                'none. Set it to 0, or the loss to "sigmoid".'
+            ),
+        ),
+    )
 
 
 class PreferenceModelConfig(HuggingFaceConfig):
@@ -161,19 +164,19 @@ class PreferenceModelConfig(HuggingFaceConfig):
     dpo: DpoConfig = DpoConfig()
     """How preferences become a loss."""
 
+    rules: ClassVar[tuple[Rule[Any], ...]] = (
+        *HuggingFaceConfig.rules,
+        Rule(
+            lambda model: model.config is not None and model.lora is None,
+            "model.config draws random weights, and preferences need a model that gives answers already: name its "
+            "directory in model.path.",
+        ),
+    )
+
     @property
     def has_reference(self) -> bool:
         """With adapters the reference is the model without them."""
         return self.lora is None
-
-    @model_validator(mode="after")
-    def _begins_somewhere(self) -> PreferenceModelConfig:
-        if self.config is not None and self.lora is None:
-            raise ValueError(
-                "model.config draws random weights, and preferences need a model that gives answers already: name its "
-                "directory in model.path."
-            )
-        return self
 
 
 def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:

@@ -12,11 +12,12 @@ in different clusters. Pure: the spec, what an island announces, and what the se
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from shoal_workers.contract.base import Frozen, PositiveInt
+from shoal_workers.contract.rules import Rule, Section
 from shoal_workers.contract.worker_reports import SavedPart
 
 FOLDER = "islands"
@@ -36,7 +37,7 @@ class OuterSpec(Frozen):
     """Nesterov's form of the momentum."""
 
 
-class IslandsSpec(Frozen):
+class IslandsSpec(Section):
     """Several jobs that train one model together, each on every `num`-th batch, and merge their weights in rounds."""
 
     num: int = Field(ge=1, le=64)
@@ -68,30 +69,46 @@ class IslandsSpec(Frozen):
     run: str | None = Field(None, max_length=64)
     """The id of the job of island 0. The service sets it."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.index is not None and self.index >= self.num:
-            raise ValueError(f"islands.index {self.index}: islands.num {self.num} has the indices 0 to {self.num - 1}.")
-        if self.quorum is not None and self.quorum > self.num:
-            raise ValueError(f"islands.quorum {self.quorum} is more than islands.num {self.num}.")
-        if self.clusters and len(self.clusters) != self.num:
-            raise ValueError(f"islands.clusters names {len(self.clusters)} clusters for {self.num} islands. Name each.")
-        if self.every_steps % self.fragments:
-            raise ValueError(
-                f"islands.every_steps {self.every_steps} is not a multiple of islands.fragments {self.fragments}."
-            )
-        if self.lands_after_steps >= self.round_steps:
-            raise ValueError(
-                f"islands.lands_after_steps {self.lands_after_steps} is not less than the {self.round_steps} steps of "
-                "a round (islands.every_steps / islands.fragments): a round lands before the next one ends."
-            )
-        if self.topology == "pairs" and (self.compress != "none" or self.fragments > 1):
-            raise ValueError(
-                f"islands.topology is pairs, islands.compress {self.compress}, islands.fragments {self.fragments}. "
-                "Pairs exchange whole weights, and what compression leaves out of weights is not made good later. Set "
-                "islands.compress to none and islands.fragments to 1, or islands.topology to all."
-            )
-        return self
+    rules = (
+        Rule(
+            lambda islands: islands.index is not None and islands.index >= islands.num,
+            lambda islands: (
+                f"islands.index {islands.index}: islands.num {islands.num} has the indices 0 to {islands.num - 1}."
+            ),
+        ),
+        Rule(
+            lambda islands: islands.quorum is not None and islands.quorum > islands.num,
+            lambda islands: f"islands.quorum {islands.quorum} is more than islands.num {islands.num}.",
+        ),
+        Rule(
+            lambda islands: islands.clusters and len(islands.clusters) != islands.num,
+            lambda islands: (
+                f"islands.clusters names {len(islands.clusters)} clusters for {islands.num} islands. Name each."
+            ),
+        ),
+        Rule(
+            lambda islands: islands.every_steps % islands.fragments,
+            lambda islands: (
+                f"islands.every_steps {islands.every_steps} is not a multiple of islands.fragments {islands.fragments}."
+            ),
+        ),
+        Rule(
+            lambda islands: islands.lands_after_steps >= islands.round_steps,
+            lambda islands: (
+                f"islands.lands_after_steps {islands.lands_after_steps} is not less than the "
+                f"{islands.round_steps} steps of a round (islands.every_steps / islands.fragments): a round lands "
+                "before the next one ends."
+            ),
+        ),
+        Rule(
+            lambda islands: islands.topology == "pairs" and (islands.compress != "none" or islands.fragments > 1),
+            lambda islands: (
+                f"islands.topology is pairs, islands.compress {islands.compress}, islands.fragments "
+                f"{islands.fragments}. Pairs exchange whole weights, and what compression leaves out of weights is not "
+                "made good later. Set islands.compress to none and islands.fragments to 1, or islands.topology to all."
+            ),
+        ),
+    )
 
     @property
     def round_steps(self) -> int:

@@ -13,6 +13,8 @@ import reprlib
 from collections.abc import Iterator
 from typing import Any
 
+from shoal_workers.contract.rules import SpecProblem
+
 MAX_DEPTH = 32
 MAX_VALUES = 200_000
 _MAX_INT = 2**63
@@ -33,26 +35,26 @@ YAML_NUMBERS = {
 number."""
 
 
-def json_faults(document: Any) -> Iterator[tuple[str, str]]:
-    """(dotted path, reason) of every value that cannot be stored. Stops at MAX_DEPTH and at MAX_VALUES."""
+def json_faults(document: Any) -> Iterator[SpecProblem]:
+    """Yield every value that cannot be stored. Stops at MAX_DEPTH and at MAX_VALUES."""
     stack: list[tuple[Link | None, int, Any]] = [(None, 0, document)]
     num_values = 0
     while stack:
         link, depth, value = stack.pop()
         num_values += 1
         if num_values > MAX_VALUES:
-            yield "", f"the document has more than {MAX_VALUES:,} values."
+            yield SpecProblem(path="", message=f"the document has more than {MAX_VALUES:,} values.")
             return
         if depth > MAX_DEPTH:  # ends also the walk through a value that contains itself
-            yield path_of(link), f"nested deeper than {MAX_DEPTH} levels."
+            yield SpecProblem(path=path_of(link), message=f"nested deeper than {MAX_DEPTH} levels.")
             return
         fault = _fault(value)
         if fault:
-            yield path_of(link), fault
+            yield SpecProblem(path=path_of(link), message=fault)
         elif isinstance(value, dict):
             for key, inner in value.items():
                 if not isinstance(key, str) or _fault(key):
-                    yield path_of(link), f"a key must be plain text; one is {shown(key)}."
+                    yield SpecProblem(path=path_of(link), message=f"a key must be plain text; one is {shown(key)}.")
                 else:
                     stack.append(((link, key), depth + 1, inner))
         elif isinstance(value, list | tuple):

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.model import ParallelPlan, TensorStyle
+from shoal_workers.contract.rules import Rule, Section
 
 LM_TASK = "shoal_workers.tasks.lm:LanguageModel"
 
 
-class LanguageModelConfig(Frozen):
+class LanguageModelConfig(Section):
     """A decoder-only transformer: RMSNorm, RoPE, grouped query attention, SwiGLU, or a mixture of such experts."""
 
     dim: int = Field(256, ge=1, le=1 << 20)
@@ -61,26 +61,34 @@ class LanguageModelConfig(Frozen):
     capacity_factor: float | None = Field(None, gt=0, le=1e6)
     """An expert takes at most this many times its even share of a micro-batch's tokens, the first ones. Null: all."""
 
-    @model_validator(mode="after")
-    def _divides(self) -> LanguageModelConfig:
-        if self.head_dim is None and self.dim % self.num_heads:
-            raise ValueError(
-                f"model.dim {self.dim} is not a multiple of model.num_heads {self.num_heads}: "
-                f"{self.dim} = {self.dim // self.num_heads} x {self.num_heads} + {self.dim % self.num_heads}."
-            )
-        if self.head_dim is None and (self.dim // self.num_heads) % 2:
-            raise ValueError(
-                f"model.dim / model.num_heads = {self.dim // self.num_heads} is odd; RoPE rotates pairs. "
-                f"Set dim to {self.dim + self.num_heads}, or choose another num_heads."
-            )
-        if self.head_dim is not None and self.head_dim % 2:
-            raise ValueError(f"model.head_dim {self.head_dim} is odd; RoPE rotates pairs. Use {self.head_dim + 1}.")
-        if self.num_experts and self.top_k > self.num_experts:
-            raise ValueError(f"model.top_k {self.top_k} is more than model.num_experts {self.num_experts}.")
-        kv = self.num_kv_heads or self.num_heads
-        if self.num_heads % kv:
-            raise ValueError(f"model.num_kv_heads {kv} does not divide model.num_heads {self.num_heads}.")
-        return self
+    rules = (
+        Rule(
+            lambda model: model.head_dim is None and model.dim % model.num_heads,
+            lambda model: (
+                f"model.dim {model.dim} is not a multiple of model.num_heads {model.num_heads}: "
+                f"{model.dim} = {model.dim // model.num_heads} x {model.num_heads} + {model.dim % model.num_heads}."
+            ),
+        ),
+        Rule(
+            lambda model: model.head_dim is None and (model.dim // model.num_heads) % 2,
+            lambda model: (
+                f"model.dim / model.num_heads = {model.dim // model.num_heads} is odd; RoPE rotates pairs. "
+                f"Set dim to {model.dim + model.num_heads}, or choose another num_heads."
+            ),
+        ),
+        Rule(
+            lambda model: model.head_dim is not None and model.head_dim % 2,
+            lambda model: f"model.head_dim {model.head_dim} is odd; RoPE rotates pairs. Use {model.head_dim + 1}.",
+        ),
+        Rule(
+            lambda model: model.num_experts and model.top_k > model.num_experts,
+            lambda model: f"model.top_k {model.top_k} is more than model.num_experts {model.num_experts}.",
+        ),
+        Rule(
+            lambda model: model.num_kv_heads and model.num_heads % model.num_kv_heads,
+            lambda model: f"model.num_kv_heads {model.num_kv_heads} does not divide model.num_heads {model.num_heads}.",
+        ),
+    )
 
 
 def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:

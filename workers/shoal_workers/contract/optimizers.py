@@ -22,6 +22,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from pydantic.config import JsonDict
 
 from shoal_workers.contract.base import Frozen, if_set, whole
+from shoal_workers.contract.rules import Rule, Section
 
 ADAMW = "adamw"
 MUON = "muon"
@@ -151,7 +152,7 @@ _RULES_OF_GROUP: JsonDict = {
 }
 
 
-class OptimizerGroup(Frozen):
+class OptimizerGroup(Section):
     """Parameters with settings of their own; what is not set here is as for all others."""
 
     model_config = ConfigDict(json_schema_extra=_RULES_OF_GROUP)
@@ -170,21 +171,30 @@ class OptimizerGroup(Frozen):
     muon: bool | None = None
     """With the optimizer muon: whether it updates the group's matrices, or AdamW; null: all but embeddings."""
 
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> OptimizerGroup:
-        others = [key for key in _SETTINGS if getattr(self, key) is not None]
-        if self.frozen and others:
-            raise ValueError(
-                f"the group {self.match!r} is frozen, so it has no {' and no '.join(others)}. Remove "
-                f"{'it' if len(others) == 1 else 'them'}, or frozen."
-            )
-        if self.lr is not None and self.lr_factor is not None:
-            raise ValueError(f"the group {self.match!r} has lr and lr_factor. Set one of them.")
-        if not self.frozen and not others:
-            raise ValueError(
-                f"the group {self.match!r} sets nothing. Give it lr, lr_factor, weight_decay or frozen: true."
-            )
-        return self
+    rules = (
+        Rule(
+            lambda group: group.frozen and group.settings,
+            lambda group: (
+                f"the group {group.match!r} is frozen, so it has no {' and no '.join(group.settings)}. "
+                f"Remove {'it' if len(group.settings) == 1 else 'them'}, or frozen."
+            ),
+        ),
+        Rule(
+            lambda group: group.lr is not None and group.lr_factor is not None,
+            lambda group: f"the group {group.match!r} has lr and lr_factor. Set one of them.",
+        ),
+        Rule(
+            lambda group: not group.frozen and not group.settings,
+            lambda group: (
+                f"the group {group.match!r} sets nothing. Give it lr, lr_factor, weight_decay or frozen: true."
+            ),
+        ),
+    )
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings that the group has of its own."""
+        return [key for key in _SETTINGS if getattr(self, key) is not None]
 
 
 class OptimizerSpec(Frozen):

@@ -10,9 +10,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from shoal_workers.contract.base import Frozen, if_set, whole
+from shoal_workers.contract.base import if_set, whole
+from shoal_workers.contract.rules import Rule, Section
 
 GPU_TYPE_LABEL = "ray.io/accelerator-type"
 MARKET_TYPE_LABEL = "ray.io/market-type"
@@ -47,12 +48,8 @@ class Placement(StrEnum):
     SPREAD = "spread"
 
 
-class WorkerSpec(Frozen):
+class WorkerSpec(Section):
     """What one worker reserves."""
-
-    model_config = ConfigDict(
-        json_schema_extra=if_set("gpu_type", {"required": ["gpus"], "properties": {"gpus": {"const": 1}}})
-    )
 
     cpus: float = Field(1.0, ge=0, le=4096, allow_inf_nan=False)
     """CPU cores; a fraction shares a core with other workers."""
@@ -80,11 +77,13 @@ class WorkerSpec(Frozen):
     def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
         return check_labels(labels)
 
-    @model_validator(mode="after")
-    def _type_of_a_gpu(self) -> WorkerSpec:
-        if self.gpu_type is not None and not self.gpus:
-            raise ValueError(f"worker.gpu_type is {self.gpu_type}, but worker.gpus is 0. Set worker.gpus to 1.")
-        return self
+    rules = (
+        Rule(
+            lambda worker: worker.gpu_type is not None and not worker.gpus,
+            lambda worker: f"worker.gpu_type is {worker.gpu_type}, but worker.gpus is 0. Set worker.gpus to 1.",
+            if_set("gpu_type", {"required": ["gpus"], "properties": {"gpus": {"const": 1}}}),
+        ),
+    )
 
     @property
     def node_labels(self) -> dict[str, str]:

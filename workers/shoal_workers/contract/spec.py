@@ -57,15 +57,14 @@ from shoal_workers.contract.placing import (
     is_label,
     is_user,
 )
+from shoal_workers.contract.rules import Rule, Section, require_one
 from shoal_workers.contract.schedules import ScheduleSpec
 from shoal_workers.contract.user_code import CodeSpec, LoopSpec, ProgramFile, ScriptSpec, Secrets
 from shoal_workers.contract.webhooks import MAX_WEBHOOKS, Alerts, WebhookSpec
 
 
-class StopSpec(Frozen):
+class StopSpec(Section):
     """When training ends. Set exactly one of the three."""
-
-    model_config = ConfigDict(json_schema_extra=exactly_one_of("steps", "tokens", "epochs"))
 
     steps: PositiveInt | None = None
     """Optimizer steps."""
@@ -74,17 +73,14 @@ class StopSpec(Frozen):
     epochs: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
     """Passes over the training split; rounded up to whole steps."""
 
-    @model_validator(mode="after")
-    def _exactly_one(self) -> StopSpec:
-        given = [k for k in ("steps", "tokens", "epochs") if getattr(self, k) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"stop must contain exactly one of steps, tokens and epochs; it has {' and '.join(given) or 'none'}."
-            )
-        return self
+    rules = (
+        require_one(
+            ("steps", "tokens", "epochs"), "stop must contain exactly one of steps, tokens and epochs; it has {given}."
+        ),
+    )
 
 
-class ValidationSpec(Frozen):
+class ValidationSpec(Section):
     """Loss on the validation split, if the task has one."""
 
     every_steps: PositiveInt | None = None
@@ -103,14 +99,15 @@ class ValidationSpec(Frozen):
     min_delta: float = Field(0.0, ge=0, allow_inf_nan=False)
     """An improvement by this much or less does not count for `patience`."""
 
-    @model_validator(mode="after")
-    def _has_mode(self) -> ValidationSpec:
-        if self.mode == "auto" and mode_of_metric(self.metric) is None:
-            raise ValueError(
-                f"validation.metric {self.metric!r} does not say by its name whether larger values are better. Set "
-                "validation.mode to min or max."
-            )
-        return self
+    rules = (
+        Rule(
+            lambda validation: validation.mode == "auto" and mode_of_metric(validation.metric) is None,
+            lambda validation: (
+                f"validation.metric {validation.metric!r} does not say by its name whether larger "
+                "values are better. Set validation.mode to min or max."
+            ),
+        ),
+    )
 
     @property
     def better(self) -> str:
@@ -138,7 +135,7 @@ _PARTS_BY_MODE = {
 """Parts of the names of metrics."""
 
 
-class ContinueFrom(Frozen):
+class ContinueFrom(Section):
     """A job that goes on from another one's checkpoint: model, optimizer, step and position in the data. Its own
     checkpoints go to its own directory; those of the other job are only read."""
 
@@ -151,14 +148,15 @@ class ContinueFrom(Frozen):
     url: str | None = Field(None, max_length=8192)
     """Where it is. The service sets it."""
 
-    @model_validator(mode="after")
-    def _is_a_name(self) -> ContinueFrom:
-        if self.checkpoint is not None and CheckpointName.parse(self.checkpoint) is None:
-            raise ValueError(
-                f"continue_from.checkpoint {self.checkpoint!r} is not the name of a checkpoint. Leave it out: the "
-                "service sets it."
-            )
-        return self
+    rules = (
+        Rule(
+            lambda source: source.checkpoint is not None and source.name is None,
+            lambda source: (
+                f"continue_from.checkpoint {source.checkpoint!r} is not the name of a checkpoint. Leave it "
+                "out: the service sets it."
+            ),
+        ),
+    )
 
     @property
     def name(self) -> CheckpointName | None:
@@ -251,7 +249,7 @@ class BatchSync(StrEnum):
     GLOBAL = "global"
 
 
-class BatchSpec(Frozen):
+class BatchSpec(Section):
     """The global batch is the same at every world size."""
 
     global_size: PositiveInt = 32
@@ -269,26 +267,27 @@ class BatchSpec(Frozen):
     so it needs the memory of its whole share. On the data axes, without dropout and other random numbers in the
     forward pass; see docs/tasks.md."""
 
-    @model_validator(mode="after")
-    def _divides(self) -> BatchSpec:
-        if self.global_size % self.micro_size:
-            below = self.global_size - self.global_size % self.micro_size
-            hint = " or ".join(str(n) for n in (below, below + self.micro_size) if n)
-            raise ValueError(
-                f"batch.global_size {self.global_size} is not a multiple of batch.micro_size {self.micro_size}: "
-                f"{self.global_size} = {self.global_size // self.micro_size} x {self.micro_size} "
-                f"+ {self.global_size % self.micro_size}. Set global_size to {hint}, or choose another micro_size."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _reads_in_one_pass(self) -> BatchSpec:
-        if self.num_workers and self.sync is BatchSync.GLOBAL:
-            raise ValueError(
-                f"batch.num_workers is {self.num_workers} and batch.sync is global: a rank reads the samples of its "
+    rules = (
+        Rule(lambda batch: batch.global_size % batch.micro_size, lambda batch: batch.describe_remainder()),
+        Rule(
+            lambda batch: batch.num_workers and batch.sync is BatchSync.GLOBAL,
+            lambda batch: (
+                f"batch.num_workers is {batch.num_workers} and batch.sync is global: a rank reads the samples of its "
                 "whole share of a step at once, on the training thread. Set num_workers to 0, or sync to micro_batch."
-            )
-        return self
+            ),
+        ),
+    )
+
+    def describe_remainder(self) -> str:
+        """Say how many samples are left over, and the nearest sizes with which none is."""
+        whole_batches, rest = divmod(self.global_size, self.micro_size)
+        below = self.global_size - rest
+        hint = " or ".join(str(n) for n in (below, below + self.micro_size) if n)
+        return (
+            f"batch.global_size {self.global_size} is not a multiple of batch.micro_size {self.micro_size}: "
+            f"{self.global_size} = {whole_batches} x {self.micro_size} + {rest}. Set global_size to {hint}, or choose "
+            "another micro_size."
+        )
 
     @property
     def num_micro_batches(self) -> int:
@@ -308,7 +307,14 @@ KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key not in ("snapshot
 """The same for a loop, whose tracked state Shoal keeps, and whose models it may shard."""
 
 
-class JobSpec(Frozen):
+NO_END = (
+    'this key is required, for example stop: {"steps": 1000}. A program that trains by itself has script instead, for '
+    'example script: {"file": "train.py"}.'
+)
+"""What the user reads about a task without `stop`."""
+
+
+class JobSpec(Section):
     """One training job: a task, which Shoal trains, a loop of the user's own, which Shoal runs in place, or a script,
     which trains by itself."""
 
@@ -423,6 +429,17 @@ class JobSpec(Frozen):
     deterministic: bool = False
     """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
 
+    rules = (
+        Rule(lambda spec: spec.program is None and spec.stop is None, f"stop: {NO_END}"),
+        Rule(
+            lambda spec: spec.code.env.keys() & spec.secrets.keys(),
+            lambda spec: (
+                f"{', '.join(sorted(spec.code.env.keys() & spec.secrets.keys()))}: in code.env and in "
+                "secrets. Name each variable in one of them."
+            ),
+        ),
+    )
+
     # no annotation of the result: it would take the place of the model's JSON Schema
     @model_serializer(mode="wrap")
     def _without_what_it_does_not_read(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
@@ -461,15 +478,6 @@ class JobSpec(Frozen):
             )
         return precision
 
-    @model_validator(mode="after")
-    def _has_an_end(self) -> JobSpec:
-        if self.program is None and self.stop is None:
-            raise ValueError(
-                'stop: this key is required, for example stop: {"steps": 1000}. A program that trains by itself has '
-                'script instead, for example script: {"file": "train.py"}.'
-            )
-        return self
-
     @property
     def program(self) -> ProgramFile | None:
         """The user's own program; None if the job is a task."""
@@ -489,12 +497,6 @@ class JobSpec(Frozen):
     def samples_per_step(self) -> int:
         """How many samples of the data's order a step of the job stands for: those of all islands."""
         return self.batch.global_size * (1 if self.islands is None else self.islands.num)
-
-    @model_validator(mode="after")
-    def _one_source(self) -> JobSpec:
-        if both := sorted({*self.code.env} & {*self.secrets}):
-            raise ValueError(f"{', '.join(both)}: in code.env and in secrets. Name each variable in one of them.")
-        return self
 
     @field_validator("task")
     @classmethod

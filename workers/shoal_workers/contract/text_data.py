@@ -20,15 +20,17 @@ check, the planner, and the tasks.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from shoal_workers.contract.base import Frozen, exactly_one_of
 from shoal_workers.contract.hugging_face import HF_TASK, HF_TASKS, PretrainedConfig, hugging_face_of
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, InForce, WeightChange
+from shoal_workers.contract.rules import Rule, Section
 
 TEXT_TASKS = (LM_TASK, HF_TASK)
 """The tasks whose data is a `TextDataConfig`."""
@@ -81,7 +83,7 @@ class TextSource(Frozen):
         return self.name if self.name is not None else self.path
 
 
-class TextDataConfig(Frozen):
+class TextDataConfig(Section):
     """Text as token shards on local disk, prepared once per node and memory-mapped."""
 
     model_config = ConfigDict(
@@ -145,53 +147,67 @@ class TextDataConfig(Frozen):
     encoding_errors: Literal["strict", "replace"] = "replace"
     """Bytes that are not UTF-8: "strict" refuses the file, "replace" reads U+FFFD instead."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> TextDataConfig:
-        if (self.corpus is not None) + bool(self.paths) + bool(self.sources) != 1:
-            raise ValueError(
-                "data must contain exactly one of corpus, paths and sources, for example data: "
-                '{corpus: "python-stdlib"}.'
-            )
-        with_weight = sum(source.weight is not None for source in self.sources)
-        with_epochs = sum(source.epochs is not None for source in self.sources)
-        if (with_weight, with_epochs) not in {(len(self.sources), 0), (0, len(self.sources))}:
-            raise ValueError(
-                f"of the {len(self.sources)} entries of data.sources {with_weight} have a weight and {with_epochs} "
-                "epochs. Give each of them a weight, or each of them epochs."
-            )
-        self._refuse_changes()
-        if self.corpus is not None and self.corpus != STDLIB_CORPUS:
-            raise ValueError(f'data.corpus {self.corpus!r} is not known; the only named corpus is "{STDLIB_CORPUS}".')
-        return self
+    rules = (
+        Rule(
+            lambda data: (data.corpus is not None) + bool(data.paths) + bool(data.sources) != 1,
+            'data must contain exactly one of corpus, paths and sources, for example data: {corpus: "python-stdlib"}.',
+        ),
+        Rule(
+            lambda data: sorted([data.num_with("weight"), data.num_with("epochs")]) != [0, len(data.sources)],
+            lambda data: (
+                f"of the {len(data.sources)} entries of data.sources {data.num_with('weight')} have a weight "
+                f"and {data.num_with('epochs')} epochs. Give each of them a weight, or each of them epochs."
+            ),
+        ),
+        Rule(
+            lambda data: data.changes and not data.sources,
+            "data.changes is set, and data.sources is not: only the weights of a mixture change.",
+        ),
+        Rule(
+            lambda data: data.changes and len(set(data.keys)) < len(data.keys),
+            lambda data: (
+                f"two entries of data.sources are called {Counter(data.keys).most_common(1)[0][0]!r}, so "
+                "data.changes cannot name them. Give each a name."
+            ),
+        ),
+        Rule(lambda data: data.describe_wrong_change(), lambda data: data.describe_wrong_change()),
+        Rule(
+            lambda data: len(data.keys) * len(data.changes) > MAX_CHANGED_WEIGHTS,
+            lambda data: (
+                f"data.changes has {len(data.changes)} changes of {len(data.keys)} weights each; "
+                f"{MAX_CHANGED_WEIGHTS:,} weights are allowed in all, because every checkpoint contains them."
+            ),
+        ),
+        Rule(
+            lambda data: data.corpus not in (None, STDLIB_CORPUS),
+            lambda data: f'data.corpus {data.corpus!r} is not known; the only named corpus is "{STDLIB_CORPUS}".',
+        ),
+    )
 
-    def _refuse_changes(self) -> None:
-        """Raises ValueError if `changes` do not fit the sources."""
-        keys = [source.key for source in self.sources]
-        if self.changes and not keys:
-            raise ValueError("data.changes is set, and data.sources is not: only the weights of a mixture change.")
-        if self.changes and len(set(keys)) < len(keys):
-            twice = next(key for number, key in enumerate(keys) if key in keys[:number])
-            raise ValueError(
-                f"two entries of data.sources are called {twice!r}, so data.changes cannot name them. Give each a name."
-            )
+    @property
+    def keys(self) -> list[str]:
+        """What changes call the sources."""
+        return [source.key for source in self.sources]
+
+    def num_with(self, key: str) -> int:
+        """Count the sources that have this key."""
+        return sum(getattr(source, key) is not None for source in self.sources)
+
+    def describe_wrong_change(self) -> str:
+        """Describe the first change that does not fit the sources or the change before it; empty if all do."""
         for number, change in enumerate(self.changes):
-            if set(change.weights) != set(keys):
-                raise ValueError(
-                    f"data.changes[{number}].weights names {', '.join(map(repr, change.weights))}, and the sources are "
-                    f"{', '.join(map(repr, keys))}. Name each of them; 0 leaves one out."
+            where = f"data.changes[{number}]"
+            if set(change.weights) != set(self.keys):
+                return (
+                    f"{where}.weights names {', '.join(map(repr, change.weights))}, and the sources are "
+                    f"{', '.join(map(repr, self.keys))}. Name each of them; 0 leaves one out."
                 )
             if not any(change.weights.values()):
-                raise ValueError(f"data.changes[{number}].weights are all 0. Give one source a weight.")
-            if number and change.at_step <= self.changes[number - 1].at_step:
-                raise ValueError(
-                    f"data.changes[{number}].at_step {change.at_step} is not after that of the change before it, "
-                    f"{self.changes[number - 1].at_step}."
-                )
-        if len(keys) * len(self.changes) > MAX_CHANGED_WEIGHTS:
-            raise ValueError(
-                f"data.changes has {len(self.changes)} changes of {len(keys)} weights each; {MAX_CHANGED_WEIGHTS:,} "
-                "weights are allowed in all, because every checkpoint contains them."
-            )
+                return f"{where}.weights are all 0. Give one source a weight."
+            before = self.changes[number - 1].at_step if number else 0
+            if change.at_step <= before:
+                return f"{where}.at_step {change.at_step} is not after that of the change before it, {before}."
+        return ""
 
     @property
     def wanted_weights(self) -> tuple[InForce, ...]:
@@ -317,7 +333,7 @@ class MaskedTextConfig(TextDataConfig):
     in any case."""
 
 
-class RowsConfig(Frozen):
+class RowsConfig(Section):
     """Examples in rows of files."""
 
     paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
@@ -397,15 +413,20 @@ class ImagesConfig(RowsConfig):
     flip: bool = False
     """In training, mirror every second image, chosen by the seed and its position in the run."""
 
-    @model_validator(mode="after")
-    def _one_place(self) -> ImagesConfig:
-        if (self.folder is None) == (not self.paths):
-            raise ValueError("data must contain exactly one of folder (a directory for each class) and paths (rows).")
-        if self.validation_folder is not None and self.folder is None:
-            raise ValueError("data.validation_folder belongs to data.folder. With rows set data.validation_paths.")
-        if self.validation_paths and self.folder is not None:
-            raise ValueError("data.validation_paths belongs to data.paths. With folder set data.validation_folder.")
-        return self
+    rules = (
+        Rule(
+            lambda data: (data.folder is None) == (not data.paths),
+            "data must contain exactly one of folder (a directory for each class) and paths (rows).",
+        ),
+        Rule(
+            lambda data: data.validation_folder is not None and data.folder is None,
+            "data.validation_folder belongs to data.folder. With rows set data.validation_paths.",
+        ),
+        Rule(
+            lambda data: data.validation_paths and data.folder is not None,
+            "data.validation_paths belongs to data.paths. With folder set data.validation_folder.",
+        ),
+    )
 
 
 class SpeechConfig(RowsConfig):

@@ -11,10 +11,11 @@ import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
-from shoal_workers.contract.base import Frozen, exactly_one_of, if_set, whole
+from shoal_workers.contract.base import if_set, whole
+from shoal_workers.contract.rules import Rule, Section, require_one
 
 _MAX_VARIABLES = 128
 _MAX_ENV_CHARS = 32_768
@@ -55,12 +56,8 @@ _VARIABLE_NAMES: JsonDict = {"propertyNames": {"pattern": _VARIABLE}}
 VariableName = Annotated[str, AfterValidator(_check_variable), WithJsonSchema({"type": "string", "pattern": _VARIABLE})]
 
 
-class CodeSpec(Frozen):
+class CodeSpec(Section):
     """Where the user's own modules come from, and the variables of the processes that run them."""
-
-    model_config = ConfigDict(
-        json_schema_extra=if_set("wheels", {"required": ["pip"], "properties": {"pip": {"minItems": 1}}})
-    )
 
     working_dir: str | None = Field(None, max_length=4096)
     """A directory on the submitting machine. It is packed at submission; later edits do not change a running job."""
@@ -78,42 +75,49 @@ class CodeSpec(Frozen):
     wheels: str | None = Field(None, max_length=4096, json_schema_extra={"pattern": "^/"})
     """A directory of wheels that every node can read: `pip` takes packages from there alone, and needs no network."""
 
-    @model_validator(mode="after")
-    def _check_wheels(self) -> CodeSpec:
-        if self.wheels is not None and not self.wheels.startswith("/"):
-            raise ValueError(f"code.wheels {self.wheels!r} must be an absolute directory that every node can read.")
-        if self.wheels is not None and not self.pip:
-            raise ValueError("code.wheels is set, and code.pip names no package. Name those that the task needs.")
-        return self
+    rules = (
+        Rule(
+            lambda code: code.wheels is not None and not code.wheels.startswith("/"),
+            lambda code: f"code.wheels {code.wheels!r} must be an absolute directory that every node can read.",
+        ),
+        Rule(
+            lambda code: code.wheels is not None and not code.pip,
+            "code.wheels is set, and code.pip names no package. Name those that the task needs.",
+            if_set("wheels", {"required": ["pip"], "properties": {"pip": {"minItems": 1}}}),
+        ),
+        Rule(
+            lambda code: code.num_env_chars > _MAX_ENV_CHARS,
+            lambda code: (
+                f"code.env has {code.num_env_chars} characters; {_MAX_ENV_CHARS} are allowed. Put large "
+                "values into a file of code.working_dir."
+            ),
+        ),
+    )
 
-    @model_validator(mode="after")
-    def _check_size(self) -> CodeSpec:
-        size = sum(len(name) + len(value) + 2 for name, value in self.env.items())
-        if size > _MAX_ENV_CHARS:
-            raise ValueError(
-                f"code.env has {size} characters; {_MAX_ENV_CHARS} are allowed. Put large values into a file of "
-                "code.working_dir."
-            )
-        return self
+    @property
+    def num_env_chars(self) -> int:
+        """Characters of all variables, as NAME=value with an end."""
+        return sum(len(name) + len(value) + 2 for name, value in self.env.items())
 
 
-class SecretSource(Frozen):
+class SecretSource(Section):
     """Where the value of a secret is on the nodes: exactly one of the keys."""
-
-    model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "env"))
 
     file: str | None = Field(None, max_length=4096, json_schema_extra={"pattern": "^/"})
     """Absolute path of a file on the worker's node, of 64 KiB at most. A line end at its end is left out."""
     env: VariableName | None = None
     """A variable in the environment of the Ray node."""
 
-    @model_validator(mode="after")
-    def _check_alternatives(self) -> SecretSource:
-        if (self.file is None) == (self.env is None):
-            raise ValueError('a secret has exactly one of file and env, for example {file: "/run/secrets/hub"}.')
-        if self.file is not None and not self.file.startswith("/"):
-            raise ValueError(f"the file of a secret, {self.file!r}, must be an absolute path on the worker's node.")
-        return self
+    rules = (
+        require_one(
+            ("file", "env"),
+            'a secret has exactly one of file and env, for example {file: "/run/secrets/hub"}.',
+        ),
+        Rule(
+            lambda secret: secret.file is not None and not secret.file.startswith("/"),
+            lambda secret: f"the file of a secret, {secret.file!r}, must be an absolute path on the worker's node.",
+        ),
+    )
 
 
 Secrets = Annotated[dict[VariableName, SecretSource], Field(max_length=64, json_schema_extra=_VARIABLE_NAMES)]
@@ -139,10 +143,8 @@ class ProgressSource(StrEnum):
     NONE = "none"
 
 
-class ProgramFile(Frozen):
+class ProgramFile(Section):
     """What is run as `__main__`, with its arguments."""
-
-    model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "module"))
 
     file: str | None = Field(None, min_length=1, max_length=4096, json_schema_extra={"pattern": whole(_INSIDE)})
     """Path of the script below `code.working_dir`."""
@@ -151,18 +153,20 @@ class ProgramFile(Frozen):
     args: tuple[Annotated[str, Field(max_length=8192)], ...] = Field((), max_length=1000)
     """Arguments of the program."""
 
-    @model_validator(mode="after")
-    def _check_alternatives(self) -> ProgramFile:
-        if (self.file is None) == (self.module is None):
-            raise ValueError("a program has exactly one of file and module, for example {file: train.py}.")
-        if self.file is not None and not re.fullmatch(_INSIDE, self.file):
-            raise ValueError(
-                f"file {self.file!r} must be a path below code.working_dir, without .. and not absolute, for example "
-                "train.py."
-            )
-        if self.module is not None and not _MODULE.fullmatch(self.module):
-            raise ValueError(f"module {self.module!r} is not the name of a module, for example package.train.")
-        return self
+    rules = (
+        require_one(("file", "module"), "a program has exactly one of file and module, for example {file: train.py}."),
+        Rule(
+            lambda program: program.file is not None and not re.fullmatch(_INSIDE, program.file),
+            lambda program: (
+                f"file {program.file!r} must be a path below code.working_dir, without .. and not "
+                "absolute, for example train.py."
+            ),
+        ),
+        Rule(
+            lambda program: program.module is not None and not _MODULE.fullmatch(program.module),
+            lambda program: f"module {program.module!r} is not the name of a module, for example package.train.",
+        ),
+    )
 
     @property
     def words(self) -> str:

@@ -16,7 +16,6 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category
 from shoal_service.core.nodes import Node
-from shoal_service.core.scheduling.facts import derive_facts
 from shoal_service.core.scheduling.market import (
     START_S,
     SWITCH_S,
@@ -199,7 +198,7 @@ def named_cluster(spec: JobSpec) -> str:
 def fingerprint(state: MarketState) -> object:
     """Everything in a state except the progress of its jobs, to compare it with another state. Jobs that have not
     changed give the same object again, which is compared by its identity."""
-    jobs = [derive_facts(job).standing(job) for job in state.jobs]
+    jobs = [job.fingerprint for job in state.jobs]
     return jobs, tuple(state.nodes), dict(state.projects), dict(state.users), dict(state.clusters)
 
 

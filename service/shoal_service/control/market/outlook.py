@@ -20,7 +20,6 @@ from shoal_service.clusters.wire import Reservation, RoomKind
 from shoal_service.control.market.build import MarketBuilder, requested
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.admission import find_blocking_limit
-from shoal_service.core.scheduling.facts import derive_facts
 from shoal_service.core.scheduling.market import (
     ClusterState,
     Decision,
@@ -104,7 +103,7 @@ class _Clusters:
         names = [name for name in self._open if name not in job.excluded_clusters and job.cluster in ("", name)]
         if len(names) < 2:
             return names[0] if names else None
-        room = {shape.cluster: shape.ever for shape in self._room.choices(job, derive_facts(job))}
+        room = {shape.cluster: shape.ever for shape in self._room.choices(job)}
         return max(names, key=lambda name: room.get(name, 0))  # the first if several have equal room
 
 
@@ -153,8 +152,8 @@ def forecast_move(
     job = replace(job, granted=0, held=0, on_nodes={}, cluster=to, is_leaving=False)
     start = _find_start(job, replace(market, jobs=[*others, job]), policy, now)
     room = Room(market.nodes)
-    there = room.shape(job, derive_facts(job))
-    for other, shape in [(other, room.shape(other, derive_facts(other))) for other in others if other.granted]:
+    there = room.shape(job)
+    for other, shape in [(other, room.shape(other)) for other in others if other.granted]:
         shape.stay(max(other.granted, other.held), other.on_nodes)
     taken = there.take(start.workers or 0)
     return start, {free.node.node_id: WorkerNeed().plus(job.need, workers) for free, workers in taken}
@@ -192,7 +191,7 @@ def find_cramped_jobs(
         replace(requested(row), cluster=row.cluster)
         for row in sorted(rows, key=lambda row: (-row.priority, row.created_at, row.id))
     ]
-    shapes = [room.shape(job, derive_facts(job)) for job in jobs]
+    shapes = [room.shape(job) for job in jobs]
     node_ids = {node.node_id for node in nodes}
     missing = []
     for job, shape in zip(jobs, shapes, strict=True):

@@ -269,9 +269,7 @@ def _can_restore(turn: Turn, trial: CodeUpdate) -> bool:
     accepted."""
     known = turn.snapshots
     turn.snapshots = replace(known, discarded=Discarded(trial.generation, turn.group.generation))
-    best = memory_snapshots.best_source(turn.state)
-    newest = best.step if best is not None else turn.checkpoints.durable_step
-    if newest == trial.step:
+    if memory_snapshots.restorable_step(turn.state) == trial.step:
         return True
     turn.snapshots = known
     return False

@@ -181,12 +181,17 @@ def find_wait(state: Attempt) -> Wait | None:
     timeouts, since = state.config.timeouts, state.current.since
     match state.current:
         case Opening() | FallingBack():
-            limit_s = state.target.spec.checkpoint.wait_s
-            message = f"the list of checkpoints in {state.config.checkpoint_root} (checkpoint.wait_s {limit_s:g} s)"
-            return Wait(checkpoints.search_deadline(state), message)  # ended by `checkpoints.search_again`
+            return Wait(  # ended by `checkpoints.search_again`
+                checkpoints.search_deadline(state),
+                f"the list of checkpoints in {state.config.checkpoint_root} "
+                f"(checkpoint.wait_s {state.target.spec.checkpoint.wait_s:g} s)",
+            )
         case Waiting(orphans_until=float()):
-            message = f"workers to read the snapshots on their nodes ({timeouts.orphans_s:g} s without progress)"
-            return Wait(memory_snapshots.waiting_until(state), message, lambda turn, _: stop_waiting(turn))
+            return Wait(
+                memory_snapshots.waiting_until(state),
+                f"workers to read the snapshots on their nodes ({timeouts.orphans_s:g} s without progress)",
+                lambda turn, _: stop_waiting(turn),
+            )
         case Starting():
             return _for_workers(state, timeouts.start_s, "timeouts.start_s")
         case Waiting(refused=str() as refused) if refused:
@@ -200,14 +205,17 @@ def find_wait(state: Attempt) -> Wait | None:
         case Switching() if state.target.is_script and state.is_finishing:
             return Wait(None, "the script to end on the other ranks")
         case Switching() if state.target.is_script:
-            until = since + timeouts.switch_s + state.target.grace_s
-            message = f"the processes of the script to end (script.grace_s {state.target.grace_s:g} s)"
-            reason = "the script did not end within {} on every rank"
-            return Wait(until, message, _lose_group(IncidentCause.COLLECTIVE_FAILED, reason))
+            return Wait(
+                since + timeouts.switch_s + state.target.grace_s,
+                f"the processes of the script to end (script.grace_s {state.target.grace_s:g} s)",
+                _lose_group(IncidentCause.COLLECTIVE_FAILED, "the script did not end within {} on every rank"),
+            )
         case Switching():
-            message = f"the group to reach the end of its step ({timeouts.switch_s:g} s)"
-            expire = _lose_group(IncidentCause.COLLECTIVE_FAILED, "no step boundary was reached in {}")
-            return Wait(since + timeouts.switch_s, message, expire)
+            return Wait(
+                since + timeouts.switch_s,
+                f"the group to reach the end of its step ({timeouts.switch_s:g} s)",
+                _lose_group(IncidentCause.COLLECTIVE_FAILED, "no step boundary was reached in {}"),
+            )
         case Quiescing(interrupt_at=float() as at):
             return Wait(at, "other ranks to raise the same error", lambda turn, _: losses.interrupt_rest(turn))
         case Quiescing(interrupted_at=interrupted_at) as quiescing:
@@ -216,8 +224,11 @@ def find_wait(state: Attempt) -> Wait | None:
             # each one that is late is evicted by `_evict_unresponsive`
             return Wait(began + limit_s, f"the workers to leave the lost group ({limit_s:.3g} s)")
         case Committing():
-            message = f"the storage to commit the checkpoint (timeouts.commit_s {timeouts.commit_s:g} s)"
-            return Wait(since + timeouts.commit_s, message, _give_up_commit)
+            return Wait(
+                since + timeouts.commit_s,
+                f"the storage to commit the checkpoint (timeouts.commit_s {timeouts.commit_s:g} s)",
+                lambda turn, waited: outcome.commit_overdue(turn, f"the commit took longer than {waited}"),
+            )
         case _:
             return None
 
@@ -270,10 +281,6 @@ def _fail_to_form(awaited: str) -> Expire:
 def _lose_group(cause: IncidentCause, reason: str) -> Expire:
     """Give up the group. `reason`: with {} in place of the duration."""
     return lambda turn, waited: losses.lose_group(turn, cause, "deadline", reason.format(waited))
-
-
-def _give_up_commit(turn: Turn, waited: str) -> None:
-    outcome.commit_overdue(turn, f"the commit took longer than {waited}")
 
 
 def _starting(state: Attempt) -> list[ProgressStamp]:

@@ -341,16 +341,17 @@ def _could_gain(state: Attempt) -> Decision:
     lost, newest = _steps_lost(state), newest_reported_step(state)
     if lost <= _BEARABLE:
         return Decision(False, f"without them the job loses {count_text(lost, 'step')}")
-    if newest is not None and newest <= _known_step(state):
-        return Decision(False, f"no survivor has a part of a snapshot newer than step {_known_step(state)}")
+    if newest is not None and newest <= restorable_step(state):
+        return Decision(False, f"no survivor has a part of a snapshot newer than step {restorable_step(state)}")
     where = count_text(len(nodes), "node")
     return Decision(True, f"starts workers on {where} whose memory may hold the last {count_text(lost, 'step')}")
 
 
 def _steps_lost(state: Attempt) -> int:
-    return state.progress.step - _known_step(state)
+    return state.progress.step - restorable_step(state)
 
 
-def _known_step(state: Attempt) -> int:
+def restorable_step(state: Attempt) -> int:
+    """Return the newest step that can be restored, from memory or from storage."""
     known = best_source(state)
     return known.step if known is not None else state.checkpoints.durable_step

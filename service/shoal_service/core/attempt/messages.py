@@ -63,24 +63,28 @@ class StorageAway:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerWarm:
+class FromWorker:
+    """An event that a worker has caused, or that is about it."""
+
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWarm(FromWorker):
     info: WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFailedToStart:
+class WorkerFailedToStart(FromWorker):
     """The worker's process has started, but the user's code or data cannot be loaded in it."""
 
-    index: int
     error: ErrorReport
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(FromWorker):
     """A worker is gone: its process has ended, or is treated as ended."""
 
-    index: int
     cause: IncidentCause
     witness: str
     message: str
@@ -105,14 +109,12 @@ class DeathExplained:
 
 
 @dataclass(frozen=True, slots=True)
-class RunReturned:
-    index: int
+class RunReturned(FromWorker):
     exit: WorkerExit
 
 
 @dataclass(frozen=True, slots=True)
-class ReportArrived:
-    index: int
+class ReportArrived(FromWorker):
     item: WorkerReport
 
 
@@ -157,10 +159,9 @@ class Directed(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelsCompared:
+class ModelsCompared(FromWorker):
     """The answer to CompareModels."""
 
-    index: int
     difference: str
     """The difference in words; empty if there is none."""
 
@@ -173,35 +174,30 @@ class ClockJumped:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressReported:
+class ProgressReported(FromWorker):
     """A worker has answered a poll. The event is sent even if the progress has not changed, because the answer itself
     counts."""
 
-    index: int
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class InterruptAcknowledged:
+class InterruptAcknowledged(FromWorker):
     """The worker's control thread has fenced that generation and is waking the training thread."""
 
-    index: int
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotPartsReported:
+class SnapshotPartsReported(FromWorker):
     """The answer to RequestSnapshotParts: the snapshot parts in the memory of the worker's node."""
 
-    index: int
     snapshot_parts: tuple[SnapshotPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerUnreachable:
+class WorkerUnreachable(FromWorker):
     """Calls to the worker fail, but it is not known to be dead: its node or the network to it may have failed."""
-
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +268,14 @@ class FindCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class StartWorker:
+class ToWorker:
+    """An order that one worker carries out, or that is about it."""
+
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker(ToWorker):
     worker_id: str
     avoid_nodes: tuple[str, ...] = ()
     """Ids of the nodes on which the worker must not be placed."""
@@ -294,38 +296,34 @@ class StartWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class KillWorker:
+class KillWorker(ToWorker):
     """End the process of a worker, whatever it does (`supervisor/workers/ray_fleet.py`, `kill`)."""
 
-    index: int
     reason: str
     kind: Literal["kill_worker"] = "kill_worker"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(ToWorker):
     """Have a worker form and train a generation (`Engine.run`, `ScriptRunner.run`). It is answered by RunReturned."""
 
-    index: int
     assignment: Assignment
     kind: Literal["run"] = "run"
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(ToWorker):
     """Wake a worker out of a generation that is lost. It is answered by InterruptAcknowledged, then by RunReturned."""
 
-    index: int
     generation: int
     kind: Literal["interrupt"] = "interrupt"
 
 
 @dataclass(frozen=True, slots=True)
-class RequestYield:
+class RequestYield(ToWorker):
     """Ask a rank to stop at the next step boundary, and to save there. All ranks of a task or a loop agree on it in
     their vote; a script gets SIGTERM, and `script.grace_s` to save. It is answered by RunReturned."""
 
-    index: int
     generation: int
     durable: bool = True
     """True if each rank also saves its part of a durable checkpoint of that step; False if the snapshot in memory is
@@ -334,11 +332,10 @@ class RequestYield:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteCommit:
+class NoteCommit(ToWorker):
     """Report to a worker that the last checkpoint is committed, or could not be. Its final validation waits for
     this."""
 
-    index: int
     generation: int
     step: int
     error: str = ""
@@ -347,20 +344,18 @@ class NoteCommit:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSnapshotParts:
+class RequestSnapshotParts(ToWorker):
     """Ask which snapshot parts are in the memory of the worker's node. It is answered by SnapshotPartsReported, or by
     the loss of the worker."""
 
-    index: int
     kind: Literal["request_snapshot_parts"] = "request_snapshot_parts"
 
 
 @dataclass(frozen=True, slots=True)
-class CompareModels:
+class CompareModels(ToWorker):
     """Have the worker build the model of its code, and compare its parameters with those of the model that worker
     `trained` trains. It is answered by ModelsCompared, or by the loss of one of them."""
 
-    index: int
     trained: int
     kind: Literal["compare_models"] = "compare_models"
 

@@ -345,8 +345,7 @@ def _save_again(state: Attempt, message: str) -> Next:
 def _form_from_best_source(state: Attempt, last: WorkerExit, message: str) -> FormNext:
     """Form the next group from the newest state that is known. If that is older than the last step, steps are done
     again, and an event reports it."""
-    best = memory_snapshots.best_source(state)
-    newest = best.step if best is not None else state.checkpoints.durable_step
+    newest = memory_snapshots.restorable_step(state)
     is_lossy = newest < last.step
     return FormNext(SwitchLossy(message=message, restore=state.checkpoints.newest, step=newest) if is_lossy else None)
 
@@ -417,9 +416,12 @@ def apply(turn: Turn, following: Next) -> None:
             turn.emit(NonFiniteStepRolledBack(step=step, to=turn.checkpoints.durable_step, message=detail))
             _re_form(turn)
         case FallBack(name, message):
-            _fall_back(turn, name, message)
+            checkpoints.forget_damaged(turn, name, message)
+            if not _ended_saved(turn):
+                _search_older(turn)
         case AwaitStorage(message):
-            _await_storage(turn, message)
+            if not _ended_saved(turn):
+                checkpoints.await_readable(turn, message)
         case Commit():
             turn.enter(Committing(since=turn.now))
             consider(turn)
@@ -459,8 +461,7 @@ def _re_form(turn: Turn) -> None:
         turn.end(end.reason, end.message)
     elif turn.checkpoints.must_search:
         turn.checkpoints = replace(turn.checkpoints, must_search=False)
-        turn.enter(FallingBack(since=turn.now))
-        turn.find_checkpoint()
+        _search_older(turn)
     else:
         forming.plan_next(turn)
 
@@ -505,24 +506,15 @@ def _replace_worker_that_hangs_again(turn: Turn) -> None:
         incidents.blame(turn, IncidentCause.HUNG, "progress stamps", message, worker)
 
 
-def _await_storage(turn: Turn, message: str) -> None:
-    _note_quiesced(turn)
-    if turn.target.ends_saved:
-        turn.end_saved()
-    else:
-        checkpoints.await_readable(turn, message)
-
-
-def _note_quiesced(turn: Turn) -> None:
+def _ended_saved(turn: Turn) -> bool:
+    """Note that all workers have left `run`. Return True if the attempt has ended, since all is saved that can be."""
     if turn.incident is not None:
         turn.incident = replace(turn.incident, quiesced_at=turn.now)
-
-
-def _fall_back(turn: Turn, name: str, message: str) -> None:
-    checkpoints.forget_damaged(turn, name, message)
-    _note_quiesced(turn)
     if turn.target.ends_saved:
         turn.end_saved()
-    else:
-        turn.enter(FallingBack(since=turn.now))
-        turn.find_checkpoint()
+    return turn.stage is Stage.ENDED
+
+
+def _search_older(turn: Turn) -> None:
+    turn.enter(FallingBack(since=turn.now))
+    turn.find_checkpoint()

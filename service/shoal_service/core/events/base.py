@@ -66,6 +66,47 @@ class JobEvent(Frozen):
         return self.model_dump(mode="json", by_alias=True, include=self.model_fields_set)
 
 
+class ByUser(Frozen):
+    """Fields of an event that a user has caused. As the classes below, it declares what several types have."""
+
+    by: str | None = None
+    """Name of the one who asked through the API."""
+
+
+class OfGeneration(Frozen):
+    generation: int
+
+
+class OfWorker(Frozen):
+    worker_id: str
+
+
+class OfRank(OfWorker):
+    rank: int | None
+    """null: it was not in the group."""
+
+
+class OfNode(Frozen):
+    node_id: str
+
+
+class OfCheckpoint(Frozen):
+    name: str
+    step: int
+
+
+class OfCode(Frozen):
+    version: str
+    """The new version."""
+    before: str
+    """The version that trained before it."""
+
+
+class OfProfile(Frozen):
+    number: int
+    rank: int
+
+
 def fill_line(text: str, fields: Mapping[str, Any]) -> str:
     """Fill the fields into the line of an event type.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.events.base import ByUser, JobEvent, OfCode, OfProfile, Severity
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract import ANY_CLUSTER, JobState, ParallelismSpec
 
@@ -22,6 +22,7 @@ _SEVERITY_OF_STATE = {
 
 
 class JobCreated(
+    ByUser,
     JobEvent,
     type="job.created",
     severity=Severity.INFO,
@@ -35,8 +36,6 @@ class JobCreated(
     """The job whose checkpoint it goes on from."""
     from_step: int | None = None
     """Completed steps of that checkpoint."""
-    by: str | None = None
-    """Name of the one who asked through the API."""
 
 
 class JobQuarantined(JobEvent, type="job.quarantined", severity=Severity.ERROR, text="job quarantined: {message}"):
@@ -73,16 +72,14 @@ class JobStateChanged(JobEvent, type="job.state", severity=Severity.INFO):
 
 
 class JobRequested(
-    JobEvent, type="job.requested", severity=Severity.INFO, text="[{by}|a user] asked to {desired} the job"
+    ByUser, JobEvent, type="job.requested", severity=Severity.INFO, text="[{by}|a user] asked to {desired} the job"
 ):
     """A user asked to run, pause or cancel the job."""
 
     desired: Desired
-    by: str | None = None
-    """Name of the one who asked through the API."""
 
 
-class JobExtended(JobEvent, type="job.extended", severity=Severity.INFO):
+class JobExtended(ByUser, JobEvent, type="job.extended", severity=Severity.INFO):
     """A user let the job go on to more steps."""
 
     spec_version: int
@@ -92,8 +89,6 @@ class JobExtended(JobEvent, type="job.extended", severity=Severity.INFO):
     """Completed so far."""
     reopened: bool
     """It had ended, and returned to the queue."""
-    by: str | None = None
-    """Name of the one who asked through the API."""
 
     def words(self) -> str:
         return f"extended to {count_text(self.steps, 'step')}, {self.done} done" + (
@@ -102,7 +97,7 @@ class JobExtended(JobEvent, type="job.extended", severity=Severity.INFO):
 
 
 class JobRetried(
-    JobEvent, type="job.retried", severity=Severity.INFO, text="tried again after {reason} at step {done}"
+    ByUser, JobEvent, type="job.retried", severity=Severity.INFO, text="tried again after {reason} at step {done}"
 ):
     """A user let the failed job try again, from its newest checkpoint."""
 
@@ -110,22 +105,18 @@ class JobRetried(
     """Completed steps when it failed."""
     reason: str
     """Why it had failed."""
-    by: str | None = None
-    """Name of the one who asked through the API."""
 
 
-class JobArchived(JobEvent, type="job.archived", severity=Severity.INFO):
+class JobArchived(ByUser, JobEvent, type="job.archived", severity=Severity.INFO):
     """A user archived the ended job, so that lists leave it out, or took it back into them."""
 
     archived: bool
-    by: str | None = None
-    """Name of the one who asked through the API."""
 
     def words(self) -> str:
         return "archived: lists leave it out" if self.archived else "no longer archived"
 
 
-class JobPatched(JobEvent, type="job.patched", severity=Severity.INFO):
+class JobPatched(ByUser, JobEvent, type="job.patched", severity=Severity.INFO):
     """A user changed the spec; of an ended job only name, labels and annotations. `generation.settings` says when
     training follows."""
 
@@ -154,8 +145,6 @@ class JobPatched(JobEvent, type="job.patched", severity=Severity.INFO):
     annotations: tuple[str, ...] | None = None
     """Names of those that were changed."""
     alerts: tuple[str, ...] | None = None
-    by: str | None = None
-    """Name of the one who asked through the API."""
 
     def words(self) -> str:
         others = {"spec_version", "at_step", "by"}
@@ -164,7 +153,7 @@ class JobPatched(JobEvent, type="job.patched", severity=Severity.INFO):
         return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}{when}" if changed else "")
 
 
-class JobMoveRequested(JobEvent, type="job.move_requested", severity=Severity.INFO):
+class JobMoveRequested(ByUser, JobEvent, type="job.move_requested", severity=Severity.INFO):
     """A user asked that the job run in another cluster. An attempt elsewhere saves and ends, and the job goes on there
     without losing a step."""
 
@@ -174,8 +163,6 @@ class JobMoveRequested(JobEvent, type="job.move_requested", severity=Severity.IN
     spec_version: int
     running_in: str = ""
     """The cluster in which it has an attempt; empty: it has none."""
-    by: str | None = None
-    """Name of the one who asked through the API."""
 
     def words(self) -> str:
         who = self.by or "a user"
@@ -306,6 +293,7 @@ class JobPruned(
 
 
 class CodeUpdating(
+    OfCode,
     JobEvent,
     type="code.updating",
     severity=Severity.INFO,
@@ -313,12 +301,9 @@ class CodeUpdating(
 ):
     """Workers with the new code start beside those that train."""
 
-    version: str
-    before: str
-    """The version that trains."""
-
 
 class CodeUpdated(
+    OfCode,
     JobEvent,
     type="code.updated",
     severity=Severity.SUCCESS,
@@ -326,8 +311,6 @@ class CodeUpdated(
 ):
     """The new code has trained its first steps, and stays. The workers with the code before end."""
 
-    version: str
-    before: str
     step: int
     """Completed steps when it took over: the next one was the first with the new code."""
     pause_s: float | None
@@ -339,6 +322,7 @@ class CodeUpdated(
 
 
 class CodeRolledBack(
+    OfCode,
     JobEvent,
     type="code.rolled_back",
     severity=Severity.WARNING,
@@ -346,15 +330,13 @@ class CodeRolledBack(
 ):
     """The new code failed, computed a value that is not finite, or was slower: the code before trains again."""
 
-    version: str
-    """The one that was rolled back."""
-    before: str
     step: int
     """The code before goes on from the state after this step."""
     reason: str
 
 
 class CodeRefused(
+    OfCode,
     JobEvent,
     type="code.refused",
     severity=Severity.WARNING,
@@ -362,13 +344,11 @@ class CodeRefused(
 ):
     """The new code cannot take over. The group has trained on with its own."""
 
-    version: str
-    before: str
-    """The version that trains on."""
     reason: str
 
 
 class ProfileRequested(
+    OfProfile,
     JobEvent,
     type="profile.requested",
     severity=Severity.INFO,
@@ -376,12 +356,11 @@ class ProfileRequested(
 ):
     """A user has requested a profile of one rank."""
 
-    number: int
-    rank: int
     steps: int
 
 
 class ProfileTaken(
+    OfProfile,
     JobEvent,
     type="profile.taken",
     severity=Severity.SUCCESS,
@@ -390,8 +369,6 @@ class ProfileTaken(
 ):
     """A profile is complete: its table and its files can be read."""
 
-    number: int
-    rank: int
     first_step: int
     last_step: int
     step_s: float
@@ -401,10 +378,12 @@ class ProfileTaken(
 
 
 class ProfileFailed(
-    JobEvent, type="profile.failed", severity=Severity.WARNING, text="profile {number} of rank {rank} failed: {reason}"
+    OfProfile,
+    JobEvent,
+    type="profile.failed",
+    severity=Severity.WARNING,
+    text="profile {number} of rank {rank} failed: {reason}",
 ):
     """A requested profile could not be taken; training is not touched."""
 
-    number: int
-    rank: int
     reason: str

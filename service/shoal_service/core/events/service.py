@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.events.base import JobEvent, OfNode, Severity
 from shoal_service.core.quantities import count_text
 
 
@@ -87,16 +87,16 @@ class JournalDamaged(
 
 
 class NodeSuspected(
-    JobEvent, type="node.suspected", severity=Severity.ERROR, text="node {node_id:node} is suspected: {reason}"
+    OfNode, JobEvent, type="node.suspected", severity=Severity.ERROR, text="node {node_id:node} is suspected: {reason}"
 ):
     """A worker of this job was at fault, and the cause may be its node: no job starts workers there until a test of the
     node passes."""
 
-    node_id: str
     reason: str
 
 
 class NodeCleared(
+    OfNode,
     JobEvent,
     type="node.cleared",
     severity=Severity.SUCCESS,
@@ -104,7 +104,6 @@ class NodeCleared(
 ):
     """A node that this job suspected has passed its test."""
 
-    node_id: str
     suspected_s: float
     """Seconds since it was suspected."""
     reason: str
@@ -112,6 +111,7 @@ class NodeCleared(
 
 
 class NodeCordoned(
+    OfNode,
     JobEvent,
     type="node.cordoned",
     severity=Severity.INFO,
@@ -119,7 +119,6 @@ class NodeCordoned(
 ):
     """A node with workers of this job is cordoned: they stay, and no further worker is placed there."""
 
-    node_id: str
     reason: str
 
 

@@ -4,15 +4,14 @@ checkpoints.
 
 from __future__ import annotations
 
-from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.events.base import JobEvent, OfCheckpoint, OfGeneration, Severity
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract import StateSource
 
 
-class GenerationForming(JobEvent, type="generation.forming", severity=Severity.INFO):
+class GenerationForming(OfGeneration, JobEvent, type="generation.forming", severity=Severity.INFO):
     """The supervisor sent `run` of a new generation to every worker of the group."""
 
-    generation: int
     workers: int
     layout: str
     """Empty: a script splits its own work."""
@@ -44,11 +43,14 @@ class GenerationForming(JobEvent, type="generation.forming", severity=Severity.I
 
 
 class GenerationSettings(
-    JobEvent, type="generation.settings", severity=Severity.INFO, text="from step {step:next} on: {changes:list}"
+    OfGeneration,
+    JobEvent,
+    type="generation.settings",
+    severity=Severity.INFO,
+    text="from step {step:next} on: {changes:list}",
 ):
     """The group trains with changed settings from its first step on."""
 
-    generation: int
     step: int
     """Completed steps: the next one is the first with the new settings."""
     changes: tuple[str, ...]
@@ -56,6 +58,7 @@ class GenerationSettings(
 
 
 class GenerationData(
+    OfGeneration,
     JobEvent,
     type="generation.data",
     severity=Severity.WARNING,
@@ -63,7 +66,6 @@ class GenerationData(
 ):
     """The job goes on from a checkpoint that was made with other data: step and sample number are kept."""
 
-    generation: int
     step: int
     """Completed steps: the next one is the first with the new data."""
     before: str
@@ -72,6 +74,7 @@ class GenerationData(
 
 
 class GenerationFormed(
+    OfGeneration,
     JobEvent,
     type="generation.formed",
     severity=Severity.SUCCESS,
@@ -79,7 +82,6 @@ class GenerationFormed(
 ):
     """The group is up and has restored its state."""
 
-    generation: int
     workers: int
     start_step: int | None
     """null: a script has begun, and has not reported a step yet."""
@@ -136,11 +138,14 @@ class LayoutMeasured(JobEvent, type="layout.measured", severity=Severity.INFO):
 
 
 class GenerationSwitching(
-    JobEvent, type="generation.switching", severity=Severity.INFO, text="switching at the next step boundary: {reason}"
+    OfGeneration,
+    JobEvent,
+    type="generation.switching",
+    severity=Severity.INFO,
+    text="switching at the next step boundary: {reason}",
 ):
     """The group was asked to stop at its next step boundary."""
 
-    generation: int
     reason: str
     durable: bool
     """True if there is a durable checkpoint of that step."""
@@ -265,6 +270,7 @@ class IslandMissedRound(
 
 
 class CheckpointCommitted(
+    OfCheckpoint,
     JobEvent,
     type="checkpoint.committed",
     severity=Severity.INFO,
@@ -273,8 +279,6 @@ class CheckpointCommitted(
 ):
     """The commit marker of the checkpoint is in place."""
 
-    name: str
-    step: int
     generation: int
 
 
@@ -360,6 +364,7 @@ class CheckpointRetentionFailed(
 
 
 class CheckpointDeleted(
+    OfCheckpoint,
     JobEvent,
     type="checkpoint.deleted",
     severity=Severity.INFO,
@@ -369,13 +374,12 @@ class CheckpointDeleted(
     """A user has deleted the checkpoint, or it was deleted long after the job's end. What the retention of a running
     job deletes (`checkpoint.keep`) is no event."""
 
-    name: str
-    step: int
     reason: str = ""
     """Empty: a user asked for it."""
 
 
 class CheckpointPinned(
+    OfCheckpoint,
     JobEvent,
     type="checkpoint.pinned",
     severity=Severity.INFO,
@@ -383,17 +387,12 @@ class CheckpointPinned(
 ):
     """A user has pinned the checkpoint: retention does not delete it."""
 
-    name: str
-    step: int
-
 
 class CheckpointUnpinned(
+    OfCheckpoint,
     JobEvent,
     type="checkpoint.unpinned",
     severity=Severity.INFO,
     text="checkpoint of step {step} is no longer pinned: retention may delete it",
 ):
     """A user has taken the pin of the checkpoint away: retention may delete it."""
-
-    name: str
-    step: int

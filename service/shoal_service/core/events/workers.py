@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.events.base import JobEvent, OfNode, OfRank, OfWorker, Severity
 from shoal_service.core.node_loss import NodeLossBound
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_workers.contract import IncidentCause, Stacks, StateSource, Suspect
 
 
 class WorkerStarted(
-    JobEvent, type="worker.started", severity=Severity.INFO, text="{worker_id:worker} started (pid {pid})"
+    OfWorker, JobEvent, type="worker.started", severity=Severity.INFO, text="{worker_id:worker} started (pid {pid})"
 ):
     """A worker has loaded the task and is warm."""
 
-    worker_id: str
     node_id: str
     node_ip: str
     pid: int
@@ -22,6 +21,7 @@ class WorkerStarted(
 
 
 class WorkerStartFailed(
+    OfWorker,
     JobEvent,
     type="worker.start_failed",
     severity=Severity.WARNING,
@@ -29,11 +29,11 @@ class WorkerStartFailed(
 ):
     """A new worker could not load the task; the running group goes on without it."""
 
-    worker_id: str
     error: str
 
 
 class WorkerLost(
+    OfRank,
     JobEvent,
     type="worker.lost",
     severity=Severity.ERROR,
@@ -41,14 +41,12 @@ class WorkerLost(
 ):
     """A worker died or was evicted."""
 
-    worker_id: str
-    rank: int | None
-    """null: it was not in the group."""
     cause: IncidentCause
     message: str
 
 
 class WarmMemoryOff(
+    OfWorker,
     JobEvent,
     type="worker.warm_memory_off",
     severity=Severity.WARNING,
@@ -57,18 +55,19 @@ class WarmMemoryOff(
     """A worker was killed for lack of memory, so new workers no longer touch memory before they need it. Their first
     step is slower; the memory of a worker (`worker.memory_gib`) or of its node is too small."""
 
-    worker_id: str
     message: str
 
 
-class WorkerExited(JobEvent, type="worker.exited", severity=Severity.INFO, text="{worker_id:worker}: {message}"):
+class WorkerExited(
+    OfWorker, JobEvent, type="worker.exited", severity=Severity.INFO, text="{worker_id:worker}: {message}"
+):
     """The operating system has reported how the process of a lost worker ended."""
 
-    worker_id: str
     message: str
 
 
 class StragglerFound(
+    OfWorker,
     JobEvent,
     type="worker.straggler",
     severity=Severity.WARNING,
@@ -78,7 +77,6 @@ class StragglerFound(
     """A worker computed longer than `health.straggler_factor` times the others' median for `health.straggler_steps`
     steps in a row."""
 
-    worker_id: str
     rank: int
     node_id: str
     compute_s: float
@@ -118,6 +116,7 @@ class StepsSlow(
 
 
 class StragglerKept(
+    OfRank,
     JobEvent,
     type="worker.straggler_kept",
     severity=Severity.WARNING,
@@ -125,12 +124,11 @@ class StragglerKept(
 ):
     """No other worker became warm in time to replace a slow one, so it stays."""
 
-    worker_id: str
-    rank: int | None
     message: str
 
 
 class WorkerLeaving(
+    OfRank,
     JobEvent,
     type="worker.leaving",
     severity=Severity.WARNING,
@@ -138,15 +136,13 @@ class WorkerLeaving(
 ):
     """A worker received SIGTERM or a preemption notice and will be gone soon."""
 
-    worker_id: str
-    rank: int | None
-    """null: it is not in the group."""
     reason: str
     grace_s: float
     """Seconds until it is gone."""
 
 
 class NodeSilent(
+    OfNode,
     JobEvent,
     type="node.silent",
     severity=Severity.WARNING,
@@ -154,7 +150,6 @@ class NodeSilent(
 ):
     """A node answers no connect: the job goes on without its workers until it does."""
 
-    node_id: str
     node_ip: str
     workers: int
     """Workers of the job on this node."""
@@ -164,6 +159,7 @@ class NodeSilent(
 
 
 class NodeAnswers(
+    OfNode,
     JobEvent,
     type="node.answers",
     severity=Severity.SUCCESS,
@@ -171,16 +167,14 @@ class NodeAnswers(
 ):
     """A silent node answers again. Its workers are spares, and the group grows at the next step boundary."""
 
-    node_id: str
     silent_s: float
 
 
 class WorkerReleased(
-    JobEvent, type="worker.released", severity=Severity.INFO, text="{worker_id:worker} released: {reason}"
+    OfWorker, JobEvent, type="worker.released", severity=Severity.INFO, text="{worker_id:worker} released: {reason}"
 ):
     """Shoal ended a worker that it does not need, or that has to leave."""
 
-    worker_id: str
     reason: str
 
 

@@ -36,8 +36,14 @@ from shoal_service.core.scheduling.explaining import (
     describe_sweep_limit,
     describe_user_limit,
 )
-from shoal_service.core.scheduling.facts import AGED_AFTER_S, AGED_UNTIL_S, seconds_left, starved_s
-from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
+from shoal_service.core.scheduling.market import (
+    AGED_AFTER_S,
+    AGED_UNTIL_S,
+    MarketJob,
+    WorkerNeed,
+    seconds_left,
+    starved_s,
+)
 from shoal_service.core.scheduling.plan import Claim, Entry, Obstacle, Plan, Precedence, Share
 from shoal_service.core.scheduling.room import UNLIMITED, FreeNode, Shape, Sites, count
 
@@ -428,7 +434,7 @@ def _earliest_ends(plan: Plan) -> Iterator[tuple[float, Entry]]:
     for entry in (*plan.running, *plan.queued):
         if entry.floor:
             job = entry.job
-            at = now if job.left is None else now + entry.facts.ends(job)[0]
+            at = now if job.left is None else now + job.seconds_to_end[0]
             ends.append((at if job.granted or job.left is None else at + job.start_s, job.job_id, entry))
     heapq.heapify(ends)  # the first few are enough as a rule
     while ends:

@@ -20,9 +20,17 @@ from functools import cache, lru_cache, partial
 from itertools import islice
 
 from shoal_service.core.quantities import count_text, duration_text, range_text
-from shoal_service.core.scheduling.facts import AGED_AFTER_S, seconds_left
 from shoal_service.core.scheduling.gains import HORIZON_S, pays
-from shoal_service.core.scheduling.market import ClusterState, MarketJob, MarketState, Wait, WorkerFlow, hull
+from shoal_service.core.scheduling.market import (
+    AGED_AFTER_S,
+    ClusterState,
+    MarketJob,
+    MarketState,
+    Wait,
+    WorkerFlow,
+    hull,
+    seconds_left,
+)
 from shoal_service.core.scheduling.plan import Claim, Entry, Obstacle, Plan, Share
 from shoal_service.core.scheduling.room import UNLIMITED, Shape
 
@@ -393,7 +401,7 @@ class _Ends:
             job = entry.job
             if entry.floor:
                 is_known = job.left is not None and (job.is_measured or not job.granted)
-                at = now + entry.facts.ends(job)[1] if is_known else math.inf
+                at = now + job.seconds_to_end[1] if is_known else math.inf
                 ends.append((at if job.granted else at + job.start_s, job.job_id, entry))
         ends.sort()
         self._ends = ends

@@ -17,8 +17,7 @@ from collections.abc import Callable, Container
 from functools import lru_cache
 from itertools import pairwise
 
-from shoal_service.core.scheduling.facts import seconds_left, workers_for_deadline
-from shoal_service.core.scheduling.market import MarketJob
+from shoal_service.core.scheduling.market import MarketJob, seconds_left, workers_for_deadline
 from shoal_service.core.scheduling.plan import Entry, Plan, Share
 from shoal_service.core.scheduling.room import count
 
@@ -70,10 +69,10 @@ def divide_rest(plan: Plan) -> None:
 def _weights(entries: list[Entry], takers: Container[Entry]) -> dict[Entry, float]:
     """Weight of one sample per second for each taker: heSRPT's weight by rank, longest job first, times the
     priority's."""
-    ranked = sorted([(-entry.facts.work_s, entry.job.priority, entry.job.job_id, entry) for entry in entries])
+    ranked = sorted([(-entry.job.work_s, entry.job.priority, entry.job.job_id, entry) for entry in entries])
     by_rank = rank_weights(1 << len(ranked).bit_length())
     return {
-        entry: weight * entry.facts.division(entry.job)[1]
+        entry: weight * entry.job.division[1]
         for (*_, entry), weight in zip(ranked, by_rank, strict=False)
         if entry in takers
     }
@@ -95,7 +94,7 @@ def _entitle(plan: Plan, entries: list[Entry]) -> None:
     for share in plan.shares.all:
         share.own_demand = share.own_used
     for entry in entries:
-        segments = entry.facts.division(entry.job)[0]
+        segments = entry.job.division[0]
         entry.share.own_demand += max(0, (segments[-1][0] if segments else entry.job.min_workers) - entry.target)
     placed = sum(share.own_used for share in plan.shares.all)
     free: dict[str, int] = {}
@@ -113,7 +112,7 @@ class _Offer:
         job = entry.job
         self.entry = entry
         self.weight = weight
-        self.segments = entry.facts.division(job)[0]
+        self.segments = job.division[0]
         self.segment = 0
         self.kept = _kept(job)
         self.bonus = keep_bonus(job, now) if self.kept > entry.target else 1.0

@@ -6,18 +6,26 @@
 
 A policy is a pure function. It returns one decision for every queued job and for every running job that changes.
 Decisions are named tuples: thousands are made in a pass, and a frozen dataclass takes several times as long.
+
+Here is also what follows from one job alone: its length, its place in the queue, the workers that its deadline needs.
+The control loop passes the same MarketJob again as long as the job has not changed, and what is derived from it is kept
+with that value, so a decision derives it only for jobs that are new or have trained since the last one. A decision is
+the same whether a number was kept or derived again. Every estimate uses the job's measured curve. The control loop sees
+from `MarketJob.fingerprint` what has changed; the submission answers with `describe_missed` if a deadline is too early.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_workers.contract import CapacityKind as CapacityKind
 from shoal_workers.contract import Placement as Placement
 
@@ -31,6 +39,40 @@ START_S = 4.3
 """Seconds from a grant to the end of the first step, until they were measured on the cluster: what
 `bench/market/urgent_start.py` has measured for four workers that others give by shrinking (docs/scheduling.md)."""
 
+PRIORITY_DOUBLES = 50.0
+"""This many points of priority double a job's weight. A priority is about who starts. If it weighed more on what is
+above the minimum, an urgent job that is long would take the workers of many short ones."""
+
+PRIOR_WORKER_S = 600.0
+"""Least work, in worker-seconds, that is expected to remain of a job of unknown length. Job lengths are heavy-tailed,
+so a job that has received more than this is expected to need as much again (Tiresias, NSDI 2019)."""
+
+SECONDS_PER_PRIORITY = 360.0
+"""A point of priority counts as much in the queue as this many seconds of waiting, so no priority is overtaken for
+ever."""
+
+LENGTH_SHARE = 2.0
+"""A job may be overtaken by shorter ones that are submitted within this many times its own length after it."""
+
+MAX_OVERTAKEN_S = 4 * 3600.0
+"""A job is not overtaken by jobs that are submitted more than this many seconds after it. Both limits were chosen with
+`bench/schedule`; docs/scheduling.md has the comparison."""
+
+AGED_AFTER_S = 24 * 3600.0
+"""A queued job that was without workers for this much longer than with them goes first, whatever its priority."""
+
+AGED_UNTIL_S = 12 * 3600.0
+"""A job that went first keeps its minimum until it was without workers for only this much longer than with them."""
+
+DEADLINE_MARGIN_S = 600.0
+"""A job with a deadline is to start this long before the last moment at which it could make the deadline."""
+
+ShapeKey: TypeAlias = tuple[float, float, float, CapacityKind, Placement, frozenset[tuple[str, str]]]
+
+ClaimKey: TypeAlias = tuple[str, str, str, int | None, int, int, str, frozenset[str], ShapeKey]
+
+_NO_LABELS: frozenset[tuple[str, str]] = frozenset()
+_NO_CLUSTERS: frozenset[str] = frozenset()
 
 Segment: TypeAlias = tuple[int, float]
 """World size at the end of a segment of the hull, and samples per second that each worker of the segment adds."""
@@ -115,26 +157,7 @@ class WorkerNeed:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarketNode:
-    """A node that is alive and may be used by at least some jobs."""
-
-    node_id: str
-    cpus: float
-    gpus: float = 0.0
-    memory_gib: float = 0.0
-    """Memory of the node. The three resources are its totals, less what others than Shoal's jobs have reserved
-    there."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that node selectors compare; `gpu_type` is one of them."""
-    cluster: str = ""
-    """Name of the node's Ray cluster. All workers of a job are in one cluster."""
-    is_spot: bool = False
-    is_cordoned: bool = False
-    """True if the node is cordoned: running workers may stay, and no worker is added."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MarketJob:
     """A job that is queued (`granted` is 0) or has a grant. Times are wall-clock seconds, as `now`."""
 
@@ -188,8 +211,168 @@ class MarketJob:
     is_leaving: bool = False
     """True if the job is leaving: it pauses, is cancelled or moves, or its cluster does not answer. It keeps its
     workers until it is gone, and gets no more."""
-    memo: Any = field(default=None, init=False, repr=False, compare=False)
-    """What `facts` has derived from this value, so that a job that has not changed costs the next decision less."""
+
+    @cached_property
+    def claim_key(self) -> ClaimKey:
+        """Key of the job's claim: equal for queued jobs that ask for the same, and then as a rule the same object."""
+        need = self.need
+        return _claim_key(
+            *(self.project, self.user, self.sweep, self.sweep_limit, self.priority, self.min_workers, self.cluster),
+            _NO_CLUSTERS if self.granted else self.excluded_clusters,
+            *(need.cpus, need.gpus, need.memory_gib, self.capacity, self.placement),
+            frozenset(self.selector.items()) if self.selector else _NO_LABELS,
+        )
+
+    @property
+    def shape_key(self) -> ShapeKey:
+        """Key of the job's shape: equal for jobs whose workers are alike and may use the same nodes of a cluster."""
+        return self.claim_key[-1]
+
+    @cached_property
+    def fingerprint(self) -> tuple[object, ...]:
+        """Everything about the job that decisions depend on, except its progress."""
+        return (
+            *(self.job_id, self.granted, self.held, self.max_workers, self.finish_by, self.is_leaving),
+            self.claim_key,
+        )
+
+    @cached_property
+    def work_s(self) -> float:
+        """Work that remains, in seconds of one worker: how jobs with different samples are compared by length.
+
+        The rate of a worker is that at the job's smallest size, where it is most efficient as a rule.
+        """
+        if self.left is None:
+            return max(PRIOR_WORKER_S, self.served_s)
+        return self.left / (self.curve.rate(self.min_workers) / self.min_workers)
+
+    @cached_property
+    def latest_start(self) -> float:
+        """The last moment at which the job could get its best number of workers and still make its deadline; infinite
+        without a deadline, or if the work is not known."""
+        if self.finish_by is None or self.left is None:
+            return math.inf
+        pause_s = self.switch_s if self.granted else self.start_s
+        return self.finish_by - pause_s - min(seconds_left(self, size) for size in known_sizes(self))
+
+    @cached_property
+    def _undated_place(self) -> tuple[float, str]:
+        """Virtual time of submit, without a deadline: the queue is in this order. It never changes while a job waits.
+
+        Shorter jobs and higher priorities are earlier. Since each bonus is bounded, only jobs that are submitted within
+        a bounded time after a job can overtake it.
+        """
+        at = self.submitted_at + min(MAX_OVERTAKEN_S, LENGTH_SHARE * self.work_s / self.min_workers)
+        return at - SECONDS_PER_PRIORITY * self.priority, self.job_id
+
+    def queue_place(self, now: float) -> tuple[float, str]:
+        """Place in the queue; less is earlier. A deadline counts as long as it can be met. Here too no priority is
+        overtaken for ever: a deadline that can still be met is not long before the submission."""
+        if self.finish_by is None or now > self.latest_start:
+            return self._undated_place
+        by_deadline = self.latest_start - DEADLINE_MARGIN_S - SECONDS_PER_PRIORITY * self.priority
+        return min(self._undated_place, (by_deadline, self.job_id))
+
+    @cached_property
+    def division(self) -> tuple[tuple[Segment, ...], float]:
+        """The hull of the job's curve from its minimum on, and the weight of one sample per second before the weight by
+        length: the priority's weight, relative to the job's rate per worker at its minimum."""
+        weight = 2.0 ** (self.priority / PRIORITY_DOUBLES) * self.min_workers / self.curve.rate(self.min_workers)
+        return hull(self.curve, self.min_workers, self.max_workers), weight
+
+    @cached_property
+    def seconds_to_end(self) -> tuple[float, float]:
+        """Seconds to the job's end with its best number of workers, and with those that it has (its minimum, if it has
+        none); infinite if the work is not known."""
+        if self.left is None:
+            return math.inf, math.inf
+        return self.left / max(self.curve.rates), self.left / self.curve.rate(self.granted or self.min_workers)
+
+
+@lru_cache(maxsize=16_384)
+def _claim_key(
+    project: str,
+    user: str,
+    sweep: str,
+    sweep_limit: int | None,
+    priority: int,
+    min_workers: int,
+    cluster: str,
+    excluded_clusters: frozenset[str],
+    cpus: float,
+    gpus: float,
+    memory_gib: float,
+    capacity: CapacityKind,
+    placement: Placement,
+    labels: frozenset[tuple[str, str]],
+) -> ClaimKey:
+    """The key of a claim. It is cached, because thousands of jobs ask for the same: one key for all of them is less to
+    build and to compare."""
+    shape_key = cpus, gpus, memory_gib, capacity, placement, labels
+    return project, user, sweep, sweep_limit, priority, min_workers, cluster, excluded_clusters, shape_key
+
+
+def seconds_left(job: MarketJob, workers: int) -> float:
+    """Seconds to the end with this many workers; infinite if the work is not known, or without workers."""
+    rate = job.curve.rate(workers)
+    return math.inf if job.left is None or rate <= 0 else job.left / rate
+
+
+def starved_s(job: MarketJob, now: float) -> float:
+    """Seconds by which the job was longer without workers than with them. A worker beyond the minimum counts as more
+    time with workers."""
+    return now - job.submitted_at - 2 * job.served_s / job.min_workers
+
+
+def known_sizes(job: MarketJob) -> list[int]:
+    """The job's smallest and largest size, and the sizes between them that its curve has. One of them is the
+    fastest."""
+    between = [size for size in job.curve.sizes if job.min_workers < size < job.max_workers]
+    return [job.min_workers, *between, job.max_workers]
+
+
+def workers_for_deadline(job: MarketJob, now: float) -> int:
+    """The smallest size with which the job ends in time; 0 without a deadline, or if no size does."""
+    if job.finish_by is None or job.left is None:
+        return 0
+    most = job.finish_by - now - (job.start_s if job.granted == 0 else job.switch_s)
+    for size in range(job.min_workers, job.max_workers + 1) if job.max_workers <= 64 else known_sizes(job):
+        if seconds_left(job, size) <= most:
+            return size
+    # It cannot be met. Then it has no weight, here or in the queue: others would give up workers for nothing.
+    return 0
+
+
+def describe_missed(job: MarketJob, now: float) -> str | None:
+    """Why the deadline cannot be met even if the job gets all of its workers at once; None if it can, or is not
+    known."""
+    if job.finish_by is None or job.left is None or workers_for_deadline(job, now):
+        return None
+    best = max(known_sizes(job), key=lambda size: (job.curve.rate(size), -size))
+    needs = job.start_s + seconds_left(job, best)
+    return (
+        f"finish_by is in {duration_text(job.finish_by - now)}, but with {count_text(best, 'worker')} it takes "
+        f"{duration_text(needs)}. Set a later finish_by, or a larger elasticity.max_workers ({job.max_workers} now)."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketNode:
+    """A node that is alive and may be used by at least some jobs."""
+
+    node_id: str
+    cpus: float
+    gpus: float = 0.0
+    memory_gib: float = 0.0
+    """Memory of the node. The three resources are its totals, less what others than Shoal's jobs have reserved
+    there."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that node selectors compare; `gpu_type` is one of them."""
+    cluster: str = ""
+    """Name of the node's Ray cluster. All workers of a job are in one cluster."""
+    is_spot: bool = False
+    is_cordoned: bool = False
+    """True if the node is cordoned: running workers may stay, and no worker is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

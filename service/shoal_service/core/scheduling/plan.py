@@ -20,8 +20,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeAlias
 
-from shoal_service.core.scheduling.facts import AGED_AFTER_S, AGED_UNTIL_S, Facts, derive_facts
-from shoal_service.core.scheduling.market import DEFAULT_PROJECT, DEFAULT_USER, MarketJob, MarketState, Project
+from shoal_service.core.scheduling.market import (
+    AGED_AFTER_S,
+    AGED_UNTIL_S,
+    DEFAULT_PROJECT,
+    DEFAULT_USER,
+    MarketJob,
+    MarketState,
+    Project,
+)
 from shoal_service.core.scheduling.room import Room, Shape, Sites, count
 
 PLACING_S = 30.0
@@ -74,7 +81,6 @@ class Entry:
         "charged",
         "claim",
         "donors",
-        "facts",
         "floor",
         "job",
         "order",
@@ -85,14 +91,13 @@ class Entry:
         "target",
     )
 
-    def __init__(self, job: MarketJob, facts: Facts, claim: Claim, now: float) -> None:
+    def __init__(self, job: MarketJob, claim: Claim, now: float) -> None:
         self.job = job
-        self.facts = facts
         self.claim = claim
         self.shape = claim.shape
         """The shape in the cluster where the job has its workers, is to start, or where room was last looked for."""
         self.share = claim.share
-        self.order = facts.order(now)
+        self.order = job.queue_place(now)
         self.target = 0
         """Number of workers that the job is to have."""
         self.charged = 0
@@ -151,11 +156,10 @@ class Plan:
         """Claims by the Python id of their key, which is as a rule the same object for all that are equal."""
         runs_since, waits_since = now - AGED_UNTIL_S, now - AGED_AFTER_S
         for job in state.jobs:
-            facts = job.memo or derive_facts(job)
-            claim = claims.get(id(facts.claim_key))
+            claim = claims.get(id(job.claim_key))
             if claim is None:
-                claim = claims[id(facts.claim_key)] = self._claim(job, facts)
-            entry = Entry(job, facts, claim, now)
+                claim = claims[id(job.claim_key)] = self._claim(job)
+            entry = Entry(job, claim, now)
             if job.is_leaving:
                 self.leaving.append(entry)
                 continue
@@ -172,10 +176,10 @@ class Plan:
             key=attrgetter("job.priority"), reverse=True
         )  # stable: in the queue's order within a priority
 
-    def _claim(self, job: MarketJob, facts: Facts) -> Claim:
+    def _claim(self, job: MarketJob) -> Claim:
         share = self.shares.of(job.project)
         has_limits = share.has_limits or job.sweep_limit is not None or self.max_running_of(job.user) is not None
-        return Claim(job, self.room.choices(job, facts), share, has_limits)
+        return Claim(job, self.room.choices(job), share, has_limits)
 
     def is_unplaced(self, entry: Entry) -> bool:
         """Return whether the job's workers were granted a moment ago and are on no node yet. They have room, though not

@@ -14,8 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from shoal_service.core.scheduling.facts import Facts, ShapeKey
-from shoal_service.core.scheduling.market import MarketJob, MarketNode, WorkerNeed
+from shoal_service.core.scheduling.market import MarketJob, MarketNode, ShapeKey, WorkerNeed
 from shoal_workers.contract import CapacityKind, Placement
 
 EPSILON = 1e-9
@@ -267,12 +266,12 @@ class Room:
         self.num_returns = 0
         """Number that grows whenever workers leave their nodes."""
 
-    def shape(self, job: MarketJob, facts: Facts) -> Shape:
+    def shape(self, job: MarketJob) -> Shape:
         """The shape of a job's workers in the cluster where it runs; for a queued job, the first one that it may
         have."""
-        return self.choices(job, facts)[0]
+        return self.choices(job)[0]
 
-    def choices(self, job: MarketJob, facts: Facts) -> tuple[Shape, ...]:
+    def choices(self, job: MarketJob) -> tuple[Shape, ...]:
         """The shape of a job's workers in each cluster in which it may be, by name of the cluster. There is at least
         one, which may have no nodes. All shapes must be known before the first worker is placed."""
         if job.cluster:
@@ -283,10 +282,10 @@ class Room:
             names = self.clusters or [""]
         if job.excluded_clusters and not job.granted:
             names = [name for name in names if name not in job.excluded_clusters]
-        return tuple([self._shape(name, job, facts) for name in names]) or (Shape(job.need, [], [], ""),)
+        return tuple([self._shape(name, job) for name in names]) or (Shape(job.need, [], [], ""),)
 
-    def _shape(self, cluster: str | None, job: MarketJob, facts: Facts) -> Shape:
-        key = cluster, facts.shape_key
+    def _shape(self, cluster: str | None, job: MarketJob) -> Shape:
+        key = cluster, job.shape_key
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = self._new_shape(job, cluster)

@@ -107,15 +107,15 @@ class Order:
     descending: bool
 
 
+@dataclass(eq=False)
 class InvalidCondition(ValueError):
-    """The text is not of the language. `at`: index of the first letter of the mistake."""
+    """The text is not of the language."""
 
-    def __init__(self, text: str, at: int, length: int, message: str) -> None:
-        super().__init__(text, at, length, message)
-        self.text = text
-        self.at = at
-        self.length = length
-        self.message = message
+    text: str
+    at: int
+    """Index of the first letter of the mistake."""
+    length: int
+    message: str
 
     def __str__(self) -> str:
         start = max(0, min(self.at - _SHOWN // 2, len(self.text) - _SHOWN))
@@ -476,12 +476,11 @@ MAX_WORDS = 8
 _MAX_VALUE = 255
 
 
+@dataclass(eq=False)
 class InvalidSelector(ValueError):
     """The text is none of the four forms."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+    text: str
 
     def __str__(self) -> str:
         return f"label {self.text[:80]!r}: use NAME, !NAME, NAME=VALUE or NAME!=VALUE."

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.checks.legality import Rule, violations
+from shoal_workers.contract.checks.legality import LayoutRule as Rule
+from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.hugging_face import HF_TASK, HuggingFaceConfig, dropout_of
 from shoal_workers.contract.hugging_face_plan import as_language_model, plan_of_hugging_face, sizes_of

@@ -31,15 +31,14 @@ from shoal_workers.contract.layout import (
     replicated,
 )
 from shoal_workers.contract.model import ParallelPlan
+from shoal_workers.contract.rules import Rule, SpecProblem
 from shoal_workers.contract.spec import BatchSync, JobSpec, Precision, plan_of, varies_in_length
 from shoal_workers.contract.text_data import SECTIONS, pretrained_of
 
 
-class Rule(StrEnum):
+class LayoutRule(StrEnum):
     """Rules that a layout must satisfy; the docstring of each says what it demands."""
 
-    WORLD_PRODUCT = "world_product"
-    """The product of the degrees is a number of workers that the job allows."""
     NEEDS_PLAN = "needs_plan"
     """tp, pp and cp need a plan of the model."""
     MICRO_BATCHES_FILL_RANKS = "micro_batches_fill_ranks"
@@ -74,7 +73,7 @@ class Rule(StrEnum):
 class Violation(Frozen):
     """A rule that a layout breaks."""
 
-    rule: Rule
+    rule: LayoutRule
     axis: str
     """The axis or setting to change: tp, pp, cp, ep, dp_shard, schedule, stages, shard."""
     message: str
@@ -118,27 +117,36 @@ def _plain(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
     split = [f"{axis} is {degree}" for axis in AXES if axis != "dp_replicate" and (degree := getattr(layout, axis)) > 1]
     for why in [*split, *why_not_plain(spec)]:
         yield Violation(
-            rule=Rule.NONE_NEEDS_WHOLE_MODEL,
+            rule=LayoutRule.NONE_NEEDS_WHOLE_MODEL,
             axis="shard",
             message=f"shard is none, which trains the task's own module on every worker, and {why}. Set shard to "
             "optimizer, gradients or full, or leave it out.",
         )
 
 
-def why_not_plain(spec: JobSpec) -> Iterator[str]:
-    """Yield the settings of a task with which no worker can train the task's own module; none: it can."""
-    if spec.precision is not Precision.FP32:
-        yield f"precision is {spec.precision}, to which FSDP2 casts parameters that it has sharded"
-    if spec.module_precision:
-        yield "module_precision gives some modules another type"
-    if spec.sum_precision is not Precision.FP32:
-        yield f"reduce_precision is {spec.reduce_precision}"
-    if spec.fp8 is not None:
-        yield f"fp8 is {spec.fp8}"
-    if spec.deterministic:
-        yield "deterministic is true, whose exact sums are those of shards"
-    if isinstance(spec.parallelism, ParallelismSpec) and spec.parallelism.offload:
-        yield "parallelism.offload is true"
+_PLAIN_RULES: tuple[Rule[JobSpec], ...] = (
+    Rule(
+        lambda spec: spec.precision is not Precision.FP32,
+        lambda spec: f"precision is {spec.precision}, to which FSDP2 casts parameters that it has sharded",
+    ),
+    Rule(lambda spec: spec.module_precision, "module_precision gives some modules another type"),
+    Rule(
+        lambda spec: spec.sum_precision is not Precision.FP32,
+        lambda spec: f"reduce_precision is {spec.reduce_precision}",
+    ),
+    Rule(lambda spec: spec.fp8 is not None, lambda spec: f"fp8 is {spec.fp8}"),
+    Rule(lambda spec: spec.deterministic, "deterministic is true, whose exact sums are those of shards"),
+    Rule(
+        lambda spec: isinstance(spec.parallelism, ParallelismSpec) and spec.parallelism.offload,
+        "parallelism.offload is true",
+    ),
+)
+"""Settings of a task with which no worker can train the task's own module."""
+
+
+def why_not_plain(spec: JobSpec) -> list[str]:
+    """List the settings of a task with which no worker can train the task's own module; none: it can."""
+    return [rule.describe(spec) for rule in _PLAIN_RULES if rule.is_broken(spec)]
 
 
 def is_plain_by_default(spec: JobSpec) -> bool:
@@ -164,36 +172,65 @@ def may_write_parameters(layout: Layout, spec: JobSpec) -> bool:
     return is_alone and layout.shard is ShardLevel.NONE and not spec.snapshot.enabled
 
 
-def _axes_ruled_out(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
-    for rule, axes, why, otherwise in _rules_of_axes(spec):
-        for axis in axes:
-            degree = getattr(layout, axis)
-            if degree > 1:
-                message = f"{axis} is {degree}, but {why}. Set {axis} to 1, or {otherwise}."
-                yield Violation(rule=rule, axis=axis, message=message)
+@dataclass(frozen=True, slots=True)
+class RuledOut:
+    """Axes that a setting rules out."""
+
+    rule: LayoutRule
+    axes: tuple[str, ...]
+    setting: Rule[JobSpec]
+    """Broken by the setting, which its text explains."""
+    otherwise: Callable[[JobSpec], str]
+    """Another way out than a degree of 1."""
 
 
-def _rules_of_axes(spec: JobSpec) -> Iterator[tuple[Rule, tuple[str, ...], str, str]]:
-    """Yield the rules of this spec that rule out axes.
-
-    Each with these axes, the reason, and another way out than a degree of 1."""
-    if spec.deterministic:
-        why = "deterministic: true sums in one fixed order along dp_shard only"
-        axes = ("pp", "dp_replicate", "cp", "tp", "ep")
-        yield Rule.DETERMINISTIC_NEEDS_DATA_AXES, axes, why, "deterministic to false"
-    if spec.rounds_sums:
-        why = (
+_RULED_OUT = (
+    RuledOut(
+        LayoutRule.DETERMINISTIC_NEEDS_DATA_AXES,
+        ("pp", "dp_replicate", "cp", "tp", "ep"),
+        Rule(lambda spec: spec.deterministic, "deterministic: true sums in one fixed order along dp_shard only"),
+        lambda spec: "deterministic to false",
+    ),
+    RuledOut(
+        LayoutRule.INT8_NEEDS_ONE_TP_RANK,
+        ("tp",),
+        Rule(
+            lambda spec: spec.rounds_sums,
             "reduce_precision int8 rounds at random, so tp ranks would get different gradients of parameters that all "
-            "hold"
-        )
-        yield Rule.INT8_NEEDS_ONE_TP_RANK, ("tp",), why, "reduce_precision to fp32 or bf16"
-    if spec.batch.sync is BatchSync.GLOBAL:
-        why = "batch.sync global normalises over the samples of the data axes only"
-        yield Rule.SYNC_NEEDS_DATA_AXES, ("pp", "cp", "tp", "ep"), why, "batch.sync to micro_batch"
-    name, dropout = _dropout(spec)
-    if dropout:
-        why = f"model.{name} {dropout} draws its masks per micro-batch, which is exact on the data axes only"
-        yield Rule.DROPOUT_NEEDS_DATA_AXES, ("tp", "cp", "pp"), why, f"model.{name} to 0"
+            "hold",
+        ),
+        lambda spec: "reduce_precision to fp32 or bf16",
+    ),
+    RuledOut(
+        LayoutRule.SYNC_NEEDS_DATA_AXES,
+        ("pp", "cp", "tp", "ep"),
+        Rule(
+            lambda spec: spec.batch.sync is BatchSync.GLOBAL,
+            "batch.sync global normalises over the samples of the data axes only",
+        ),
+        lambda spec: "batch.sync to micro_batch",
+    ),
+    RuledOut(
+        LayoutRule.DROPOUT_NEEDS_DATA_AXES,
+        ("tp", "cp", "pp"),
+        Rule(
+            lambda spec: _dropout(spec)[1],
+            lambda spec: "model.{} {} draws its masks per micro-batch, which is exact on the data axes only".format(
+                *_dropout(spec)
+            ),
+        ),
+        lambda spec: f"model.{_dropout(spec)[0]} to 0",
+    ),
+)
+
+
+def _axes_ruled_out(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
+    for row in _RULED_OUT:
+        used = [axis for axis in row.axes if getattr(layout, axis) > 1]
+        for axis in used if used and row.setting.is_broken(spec) else ():
+            why = f"{axis} is {getattr(layout, axis)}, but {row.setting.describe(spec)}"
+            message = f"{why}. Set {axis} to 1, or {row.otherwise(spec)}."
+            yield Violation(rule=row.rule, axis=axis, message=message)
 
 
 def _dropout(spec: JobSpec) -> tuple[str, float]:
@@ -211,7 +248,7 @@ def _data_ranks(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
     have, ranks = spec.batch.num_micro_batches, layout.num_data_ranks
     if ranks > have:
         yield Violation(
-            rule=Rule.MICRO_BATCHES_FILL_RANKS,
+            rule=LayoutRule.MICRO_BATCHES_FILL_RANKS,
             axis="dp_shard",
             message=f"dp_replicate {layout.dp_replicate} x dp_shard {layout.dp_shard} = {ranks} data ranks are more "
             f"than the {have} micro-batches a step (batch.global_size {spec.batch.global_size} / batch.micro_size "
@@ -239,7 +276,7 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
             yield _architecture(axis, degree, pretrained, spec)
             continue
         yield Violation(
-            rule=Rule.NEEDS_PLAN,
+            rule=LayoutRule.NEEDS_PLAN,
             axis=axis,
             message=f"{axis} is {degree}, but {why}, which says how the model may be split. Set {axis} to 1, or "
             f"declare plan.{section.replace(', ', ', plan.').replace(' and ', ' and plan.')} (docs/parallelism.md).",
@@ -250,7 +287,7 @@ def _architecture(axis: str, degree: int, settings: PretrainedConfig, spec: JobS
     """Return the violation by a Hugging Face model that Shoal cannot split along this axis."""
     if axis == "pp" and varies_in_length(spec):
         return Violation(
-            rule=Rule.NEEDS_PLAN,
+            rule=LayoutRule.NEEDS_PLAN,
             axis=axis,
             message=f"pp is {degree}, and data.max_tokens is {spec.data['max_tokens']}: the stages of a pipeline hand "
             "over tensors of one shape, and every micro-batch has another one. Set pp to 1, or remove data.max_tokens.",
@@ -258,7 +295,7 @@ def _architecture(axis: str, degree: int, settings: PretrainedConfig, spec: JobS
     architecture = architecture_of(settings)
     name = f"the architecture {architecture!r}" if architecture else "this model"
     return Violation(
-        rule=Rule.EP_NEEDS_EXPERTS if axis == "ep" else Rule.NEEDS_PLAN,
+        rule=LayoutRule.EP_NEEDS_EXPERTS if axis == "ep" else LayoutRule.NEEDS_PLAN,
         axis=axis,
         message=f"{axis} is {degree}, but {name} has no plan for {axis} ({why_not(settings, axis)}). Its axes are "
         f"{', '.join(axes_of_family(settings))}. Set {axis} to 1, or declare a plan (docs/hugging-face.md).",
@@ -267,12 +304,12 @@ def _architecture(axis: str, degree: int, settings: PretrainedConfig, spec: JobS
 
 def _tensor(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     sizes = [
-        (Rule.HEADS_DIVISIBLE, "the number of attention heads,", plan.num_heads),
-        (Rule.KV_HEADS_DIVISIBLE, "the number of key and value heads,", plan.num_kv_heads),
-        *((Rule.WIDTH_DIVISIBLE, name, size) for name, size in plan.widths.items()),
+        (LayoutRule.HEADS_DIVISIBLE, "the number of attention heads,", plan.num_heads),
+        (LayoutRule.KV_HEADS_DIVISIBLE, "the number of key and value heads,", plan.num_kv_heads),
+        *((LayoutRule.WIDTH_DIVISIBLE, name, size) for name, size in plan.widths.items()),
     ]
     for rule, name, size in sizes:
-        if rule is Rule.KV_HEADS_DIVISIBLE and plan.num_heads % layout.tp:
+        if rule is LayoutRule.KV_HEADS_DIVISIBLE and plan.num_heads % layout.tp:
             continue  # reported already: the key and value heads divide the query heads
         if size % layout.tp:
             yield Violation(
@@ -290,7 +327,7 @@ def _sequence(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     if cp > 1 and length % (2 * cp):
         legal = nearest_divisors(length // 2, cp) if length % 2 == 0 else (1,)
         yield Violation(
-            rule=Rule.SEQUENCE_DIVISIBLE,
+            rule=LayoutRule.SEQUENCE_DIVISIBLE,
             axis="cp",
             message=f"cp {cp} splits a sequence into 2 x {cp} = {2 * cp} pieces, a head and a tail for each rank, but "
             f"{_division(length, 2 * cp)}. {_use('cp', legal)}, or another sequence length.",
@@ -298,7 +335,7 @@ def _sequence(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     elif tp > 1 and (length // cp) % tp:
         part = length // cp
         yield Violation(
-            rule=Rule.SEQUENCE_DIVISIBLE,
+            rule=LayoutRule.SEQUENCE_DIVISIBLE,
             axis="tp",
             message=f"tp {tp} splits the {part} tokens that each rank has of a sequence ({length} / cp {cp}), but "
             f"{_division(part, tp)}. {_use('tp', nearest_divisors(part, tp))}, or another sequence length.",
@@ -310,7 +347,7 @@ def _ulysses(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     left, cp = plan.num_heads // layout.tp, layout.cp
     if plan.num_heads % layout.tp == 0 and left % cp:
         yield Violation(
-            rule=Rule.ULYSSES_DIVIDES_HEADS,
+            rule=LayoutRule.ULYSSES_DIVIDES_HEADS,
             axis="context",
             message=f"context ulysses exchanges heads for tokens, but tp {layout.tp} leaves {left} of "
             f"{plan.num_heads} heads, and {_division(left, cp)}. "
@@ -323,14 +360,14 @@ def _stages(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     if stages > blocks:
         per_rank = max(1, stages // layout.pp)
         yield Violation(
-            rule=Rule.STAGES_FIT_LAYERS,
+            rule=LayoutRule.STAGES_FIT_LAYERS,
             axis="pp",
             message=f"{stages} pipeline stages (pp {layout.pp} x {per_rank} on each rank) are more than the {blocks} "
             f"blocks of the model. Use a pp of at most {blocks // per_rank}.",
         )
     elif layout.stages and (sum(layout.stages) != blocks or min(layout.stages) < 1):
         yield Violation(
-            rule=Rule.STAGES_FIT_LAYERS,
+            rule=LayoutRule.STAGES_FIT_LAYERS,
             axis="stages",
             message=f"stages {list(layout.stages)} hold {sum(layout.stages)} blocks, at least {min(layout.stages)} "
             f"each; the model has {blocks}, and a stage needs at least 1.",
@@ -338,7 +375,7 @@ def _stages(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     if layout.schedule.is_v_shaped:
         if stages != 2 * layout.pp:
             yield Violation(
-                rule=Rule.V_SCHEDULE_NEEDS_TWO_STAGES_PER_RANK,
+                rule=LayoutRule.V_SCHEDULE_NEEDS_TWO_STAGES_PER_RANK,
                 axis="stages",
                 message=f"schedule {layout.schedule} runs 2 stages on each rank: pp {layout.pp} needs "
                 f"{2 * layout.pp} of them, not {stages}.",
@@ -346,7 +383,7 @@ def _stages(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     elif stages % layout.pp or (stages != layout.pp and layout.schedule is not Schedule.INTERLEAVED):
         each = "the same number of stages" if layout.schedule is Schedule.INTERLEAVED else "1 stage"
         yield Violation(
-            rule=Rule.STAGES_FIT_SCHEDULE,
+            rule=LayoutRule.STAGES_FIT_SCHEDULE,
             axis="stages",
             message=f"schedule {layout.schedule} runs {each} on each rank, but {_division(stages, layout.pp)}.",
         )
@@ -357,7 +394,7 @@ def _pipeline_fed(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
     fed = micro_batches_fed(layout, spec.batch.num_micro_batches)
     if fed > MAX_PADDING * share:
         yield Violation(
-            rule=Rule.PIPELINE_NEEDS_MICRO_BATCHES,
+            rule=LayoutRule.PIPELINE_NEEDS_MICRO_BATCHES,
             axis="pp",
             message=f"the batch is smaller than the pipeline needs: schedule {layout.schedule} with "
             f"{num_stages(layout)} stages runs {fed} micro-batches on each of {layout.num_data_ranks} data ranks, of "
@@ -369,7 +406,7 @@ def _pipeline_fed(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
 def _experts(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     if not plan.experts or not plan.num_experts:
         yield Violation(
-            rule=Rule.EP_NEEDS_EXPERTS,
+            rule=LayoutRule.EP_NEEDS_EXPERTS,
             axis="ep",
             message=f"ep is {layout.ep}, but the model has no known experts. Set ep to 1, or "
             "model.num_experts (a task of your own: plan.experts and plan.num_experts).",
@@ -377,14 +414,14 @@ def _experts(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
         return
     if plan.num_experts % layout.ep:
         yield Violation(
-            rule=Rule.EXPERTS_DIVISIBLE,
+            rule=LayoutRule.EXPERTS_DIVISIBLE,
             axis="ep",
             message=f"ep {layout.ep} does not divide the {plan.num_experts} experts: "
             f"{_division(plan.num_experts, layout.ep)}. {_use('ep', nearest_divisors(plan.num_experts, layout.ep))}.",
         )
     if layout.dp_shard % layout.ep:
         yield Violation(
-            rule=Rule.EP_DIVIDES_DP_SHARD,
+            rule=LayoutRule.EP_DIVIDES_DP_SHARD,
             axis="ep",
             message=f"ep {layout.ep} takes its ranks from dp_shard {layout.dp_shard}, but "
             f"{_division(layout.dp_shard, layout.ep)}. {_use('ep', nearest_divisors(layout.dp_shard, layout.ep))}, or "
@@ -440,11 +477,9 @@ class LegalDegrees:
         return tuple(sorted({part * pp for part in within for pp in self.pp}))
 
 
-def infeasible(spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """Return the settings for which no layout exists, whatever the planner chooses.
-
-    Each as the dotted path of its key, and the problem with the way out of it. (): every world size from min_workers to
-    max_workers has a layout, possibly with idle ranks."""
+def find_infeasible(spec: JobSpec) -> tuple[SpecProblem, ...]:
+    """Return the settings for which no layout exists, whatever the planner chooses. (): every world size from
+    min_workers to max_workers has a layout, possibly with idle ranks."""
     if spec.program is not None:
         return ()  # it splits its own work
     plan = plan_of(spec)
@@ -532,24 +567,24 @@ def even_stages(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     return tuple(base + (stage < extra) for stage in range(num_stages))
 
 
-def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> Iterator[tuple[str, str]]:
+def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> Iterator[SpecProblem]:
     least, most, unit = spec.elasticity.min_workers, spec.elasticity.max_workers, fixed.unit
     fitting = _fitting_world(fixed, least, most)
     if fitting is None:
         # problems of the degrees come first: with them, more workers would not help
         alone = fixed_layout(fixed, unit * (fixed.ep if fixed.dp_shard == "auto" else 1), plan)
         wrong = tuple(_broken(alone, spec, plan)) if alone is not None else ()
-        yield from wrong or [("parallelism", _no_world(fixed, least, most))]
+        yield from wrong or [SpecProblem(path="parallelism", message=_no_world(fixed, least, most))]
         return
     layout = fixed_layout(fixed, fitting, plan)
     assert layout is not None
     yield from _broken(layout, spec, plan)
     if fixed.otherwise == "idle" and least < unit:
-        yield (
-            "parallelism.otherwise",
-            f"parallelism.otherwise is idle, but elasticity.min_workers {least} is fewer than the {unit} that the "
-            f"degrees need ({_product(fixed)}): with {_workers(least)} the job could not run. Set min_workers "
-            f"to {unit}, or otherwise to replan.",
+        yield SpecProblem(
+            path="parallelism.otherwise",
+            message=f"parallelism.otherwise is idle, but elasticity.min_workers {least} is fewer than the {unit} that "
+            f"the degrees need ({_product(fixed)}): with {_workers(least)} the job could not run. Set min_workers to "
+            f"{unit}, or otherwise to replan.",
         )
 
 
@@ -565,9 +600,9 @@ def _fitting_world(fixed: ParallelismSpec, least: int, most: int) -> int | None:
     return None
 
 
-def _broken(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[tuple[str, str]]:
+def _broken(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[SpecProblem]:
     for violation in violations(layout, spec, plan):
-        yield f"parallelism.{violation.axis}", f"{violation.message} ({violation.rule})"
+        yield SpecProblem(path=f"parallelism.{violation.axis}", message=f"{violation.message} ({violation.rule})")
 
 
 def _no_world(fixed: ParallelismSpec, least: int, most: int) -> str:
@@ -598,7 +633,7 @@ def _product(fixed: ParallelismSpec) -> str:
     return " x ".join(f"{axis} {n}" for axis, n in degrees.items() if n > 1) or "dp_shard 1"
 
 
-def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPlan | None) -> Iterator[tuple[str, str]]:
+def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPlan | None) -> Iterator[SpecProblem]:
     """A problem if max_workers has no layout: a worker would be reserved that can never have work."""
     most, micro_batches = spec.elasticity.max_workers, spec.batch.num_micro_batches
     if most <= micro_batches:
@@ -626,7 +661,7 @@ def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPl
             f"(micro-batches a step: {batch}) and degrees of tp, cp and pp that the model allows (at most "
             f"{degrees[-1]} together): {idle}. Lower max_workers to {nearest}, or use more and smaller micro-batches."
         )
-    yield "elasticity.max_workers", message
+    yield SpecProblem(path="elasticity.max_workers", message=message)
 
 
 def _has_layout(world_size: int, micro_batches: int, degrees: tuple[int, ...]) -> bool:

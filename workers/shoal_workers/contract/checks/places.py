@@ -193,12 +193,14 @@ def absolute(url: str, base: Path) -> str:
 def check_checkpoint_url(spec: JobSpec) -> None:
     """Raises SpecError if `checkpoint.url` or `init_from` is relative."""
     if spec.init_from is not None and is_relative(spec.init_from):
-        message = f"init_from {spec.init_from!r} is relative; give an absolute path or a URL that every node can reach"
-        raise SpecError((SpecProblem(path="init_from", message=message),))
+        raise SpecError.at(
+            "init_from",
+            f"init_from {spec.init_from!r} is relative; give an absolute path or a URL that every node can reach",
+        )
     url = spec.checkpoint.url
     if url is not None and is_relative(url):
-        message = (
-            f"checkpoint.url {url!r} is relative, so each process would use another directory; "
-            "give an absolute path or a URL with a scheme"
+        raise SpecError.at(
+            "checkpoint.url",
+            f"checkpoint.url {url!r} is relative, so each process would use another directory; give an absolute path "
+            "or a URL with a scheme",
         )
-        raise SpecError((SpecProblem(path="checkpoint.url", message=message),))

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from types import UnionType
 from typing import Any, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.checks.consistency import conflicts
-from shoal_workers.contract.checks.legality import infeasible
+from shoal_workers.contract.checks.consistency import find_conflicts
+from shoal_workers.contract.checks.legality import find_infeasible
 from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK, HuggingFaceConfig, PreferenceModelConfig
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.language_model import LM_TASK, LanguageModelConfig
-from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, JobSpec
+from shoal_workers.contract.rules import SpecProblem as SpecProblem
+from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, NO_END, JobSpec
 from shoal_workers.contract.text_data import SECTIONS, AnswersConfig, PreferencesConfig, TextDataConfig
 
 M = TypeVar("M", bound=BaseModel)
@@ -32,14 +32,6 @@ MAX_PROBLEMS = 40
 """Largest number of problems that are reported: a malicious document may have a million."""
 _MAX_DETAILS = 1000
 """Largest number of pydantic's errors that are read; several of them may concern one problem."""
-
-
-class SpecProblem(Frozen):
-    """One problem of a spec."""
-
-    path: str
-    """Dotted path of the key, for example `batch.global_size`; empty for the spec as a whole."""
-    message: str
 
 
 class SpecError(ValueError):
@@ -71,48 +63,49 @@ def parse_spec(data: Any) -> JobSpec:
     Raises:
         SpecError: with all problems found, at most MAX_PROBLEMS.
     """
-    faults = tuple(SpecProblem(path=path, message=text) for path, text in islice(json_faults(data), MAX_PROBLEMS))
+    faults = tuple(islice(json_faults(data), MAX_PROBLEMS))
     if faults:
         raise SpecError(faults)
     problems: list[SpecProblem] = []
-    if isinstance(data, dict) and all(data.get(key) is None for key in ("stop", "script", "loop")):
+    if not isinstance(data, dict):
+        _validate(JobSpec, data, "", problems)
+        raise SpecError(tuple(problems))
+    program = next((key for key in _NOT_OF_PROGRAMS if data.get(key) is not None), None)
+    if program is None and data.get("stop") is None:
         if programs := _PROGRAM_KEYS & data.keys():  # what a task lacks would not help a person who brings a program
             _validate(
                 JobSpec, {key: data[key] for key in data if key in programs or key in _FOREIGN_KEYS}, "", problems
             )
             raise SpecError(tuple(problem for problem in problems if problem.path in data))
-        problems.append(SpecProblem(path="stop", message=_NO_END))
+        problems.append(SpecProblem(path="stop", message=NO_END))
         data = {**data, "stop": {"steps": 1}}  # the other keys are checked too
     spec = _validate(JobSpec, data, "", problems)
-    if isinstance(data, dict) and data.get("script") is not None:
-        problems.extend(_not_of_programs(data, "script", KEYS_OF_TASKS))
-    elif isinstance(data, dict) and data.get("loop") is not None:
-        problems.extend(_not_of_programs(data, "loop", KEYS_OF_TASKS_ONLY))
-    elif isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
-        _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
-        _validate(TextDataConfig, data.get("data", {}), "data", problems)
-    if isinstance(data, dict) and (sections := _SECTIONS.get(str(data.get("task")))) is not None:
-        for name, section in zip(("model", "data"), sections, strict=True):
-            _validate(section, data.get(name, {}), name, problems)
+    sections = _SECTIONS.get(str(data.get("task", LM_TASK)), {}) if program is None else {}
+    for name, section in sections.items():
+        _validate(section, data.get(name, {}), name, problems)
+    if program is not None:
+        problems.extend(_find_keys_of_tasks(data, program))
     if not problems and spec is not None:
-        refused = chain(conflicts(spec), infeasible(spec))
-        problems.extend(SpecProblem(path=path, message=text) for path, text in refused)
+        problems.extend((*find_conflicts(spec), *find_infeasible(spec)))
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec
 
 
-_SECTIONS: dict[str, tuple[type[BaseModel], type[BaseModel]]] = {
-    HF_TASK: (HuggingFaceConfig, TextDataConfig),
-    SFT_TASK: (HuggingFaceConfig, AnswersConfig),
-    DPO_TASK: (PreferenceModelConfig, PreferencesConfig),
-    **SECTIONS,
+_SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
+    LM_TASK: {"model": LanguageModelConfig, "data": TextDataConfig},
+    HF_TASK: {"model": HuggingFaceConfig, "data": TextDataConfig},
+    SFT_TASK: {"model": HuggingFaceConfig, "data": AnswersConfig},
+    DPO_TASK: {"model": PreferenceModelConfig, "data": PreferencesConfig},
+    **{task: {"model": model, "data": of_data} for task, (model, of_data) in SECTIONS.items()},
 }
-"""The sections `model` and `data` of tasks with a model of transformers."""
+"""The sections `model` and `data` of the built-in tasks."""
+_NOT_OF_PROGRAMS = {"script": KEYS_OF_TASKS, "loop": KEYS_OF_TASKS_ONLY}
+"""Keys that a program does not read."""
 
 
-def _not_of_programs(data: dict[str, Any], program: str, keys: Iterable[str]) -> Iterable[SpecProblem]:
-    for key in keys:
+def _find_keys_of_tasks(data: dict[str, Any], program: str) -> Iterator[SpecProblem]:
+    for key in _NOT_OF_PROGRAMS[program]:
         if data.get(key) is not None:
             message = (
                 f"{key} says how Shoal trains a task, and {program} is set: a {program} trains by itself and does not "
@@ -304,10 +297,6 @@ def _example(place: _Place) -> str:
     return f", for example {place.path[-1]}: {json.dumps(field.examples[0])}" if field and field.examples else ""
 
 
-_NO_END = (
-    'this key is required, for example stop: {"steps": 1000}. A program that trains by itself has script instead, for '
-    'example script: {"file": "train.py"}.'
-)
 _SCRIPT = (
     'a program that trains by itself is a script: {"script": {"file": "train.py", "args": ["--lr", "3e-4"]}}, or, '
     "without a spec, `shoal submit train.py --workers 2 -- --lr 3e-4`; see docs/porting.md."
@@ -363,8 +352,8 @@ _REF = "#/$defs/{model}"
 
 def job_spec_schema() -> dict[str, Any]:
     """Return the JSON Schema of a spec; each call makes a new document."""
-    sections = [rule for pair in _SECTIONS.values() for rule in pair]
-    models: list[type[BaseModel]] = list(dict.fromkeys([JobSpec, LanguageModelConfig, *sections]))
+    sections = [section for of_task in _SECTIONS.values() for section in of_task.values()]
+    models: list[type[BaseModel]] = list(dict.fromkeys([JobSpec, *sections]))
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions = document["$defs"]
     spec: dict[str, Any] = definitions.pop(JobSpec.__name__)
@@ -372,29 +361,20 @@ def job_spec_schema() -> dict[str, Any]:
         **spec,
         "allOf": [
             *spec.get("allOf", ()),
-            _keys_of(LM_TASK, LanguageModelConfig, TextDataConfig, "data", is_default=True),
-            *(_keys_of(task, *sections, "model", "data") for task, sections in _SECTIONS.items()),
+            *(_require_sections(task, of_task) for task, of_task in _SECTIONS.items()),
         ],
         "$defs": definitions,
     }
 
 
-def _keys_of(
-    task: str,
-    model: type[BaseModel],
-    of_data: type[BaseModel],
-    *required: str,
-    is_default: bool = False,
-) -> dict[str, Any]:
-    """Rule for the JSON Schema: what `model` and `data` are if this is the spec's task."""
+def _require_sections(task: str, sections: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    """Return the rule for the JSON Schema: what `model` and `data` are if this is the spec's task."""
     condition: dict[str, Any] = {
         "properties": {"task": {"const": task}, "script": {"type": "null"}, "loop": {"type": "null"}}
     }
-    if not is_default:  # without the key it is another task
+    required = ["data"]
+    if task != LM_TASK:  # without the key it is the built-in language model, which has a default for each of its own
         condition["required"] = ["task"]
-    keys = {"model": _reference(model.__name__), "data": _reference(of_data.__name__)}
-    return {"if": condition, "then": {"properties": keys, "required": [*required]}}
-
-
-def _reference(name: str) -> dict[str, str]:
-    return {"$ref": _REF.format(model=name)}
+        required = ["model", "data"]
+    keys = {name: {"$ref": _REF.format(model=section.__name__)} for name, section in sections.items()}
+    return {"if": condition, "then": {"properties": keys, "required": required}}

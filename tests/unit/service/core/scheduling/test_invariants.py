@@ -15,8 +15,8 @@ from kit.random_markets import NEEDS, clustered_markets, markets, may_use, of_on
 from shoal_service.core.scheduling.admission import has_waited
 from shoal_service.core.scheduling.decide import after, decide
 from shoal_service.core.scheduling.explaining import held_back
-from shoal_service.core.scheduling.facts import MAX_OVERTAKEN_S
 from shoal_service.core.scheduling.market import (
+    MAX_OVERTAKEN_S,
     Decision,
     MarketJob,
     MarketNode,

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from kit.market import NOW, carried_out, grants, job, market, nodes, reasons
 from shoal_service.core.scheduling.admission import LATER, LONG_QUEUE, MOST_STARTS, RECLAIM_AFTER_S
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.facts import AGED_AFTER_S
-from shoal_service.core.scheduling.market import MarketJob, MarketState, Project, Start, ThroughputCurve, Wait
+from shoal_service.core.scheduling.market import (
+    AGED_AFTER_S,
+    MarketJob,
+    MarketState,
+    Project,
+    Start,
+    ThroughputCurve,
+    Wait,
+)
 
 HOUR_S = 3600.0
 LINEAR = ThroughputCurve((1, 2, 4), (10.0, 20.0, 40.0))

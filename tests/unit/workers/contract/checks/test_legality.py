@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_workers.contract.checks.legality import (
-    Rule,
+    LayoutRule as Rule,
+)
+from shoal_workers.contract.checks.legality import (
+    find_infeasible,
     fixed_layout,
-    infeasible,
     legal_degrees,
     nearest_divisors,
     violations,
@@ -187,7 +189,7 @@ def test_an_impossible_parallelism_is_refused(change: dict[str, Any], path: str,
     ],
 )
 def test_elastic_degrees_need_one_world_that_fits(change: dict[str, Any]) -> None:
-    assert infeasible(parse_spec({**LEAST, **change})) == ()
+    assert find_infeasible(parse_spec({**LEAST, **change})) == ()
 
 
 def test_hostile_degrees_are_refused_quickly() -> None:
