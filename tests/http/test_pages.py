@@ -101,7 +101,7 @@ def _modules(name: str, seen: set[str]) -> set[str]:
 
 
 def _ids(script: str) -> set[str]:
-    return set(re.findall(r'(?:\$|fill|fillFacts|rows|say)\(\s*"([\w-]+)"', script))
+    return set(re.findall(r'(?:\$|fill|fillEach|fillFacts|rows|say|onSubmit)\(\s*"([\w-]+)"', script))
 
 
 @pytest.mark.parametrize("path", SCRIPTS)

@@ -427,7 +427,7 @@ class Output:
     def document(self, value: T, text: Printable | Callable[[T], Printable]) -> None:
         """Write the result of a command: `text`, or what it makes of the value; with `--json` the value."""
         if self.as_json:
-            self._write(json.dumps(to_plain(value), indent=2))
+            self._write(value, indent=2)
             return
         rendered = text(value) if callable(text) else text
         for part in rendered if isinstance(rendered, list) else [rendered]:
@@ -436,7 +436,7 @@ class Output:
     def line(self, value: Any, text: str, style: str = "plain") -> None:
         """Write one item of a stream and flush it."""
         if self.as_json:
-            self._write(json.dumps(to_plain(value), separators=(",", ":")))
+            self._write(value, separators=(",", ":"))
         else:
             self.stdout.print(text, style=STYLES[style], soft_wrap=True)
 
@@ -461,15 +461,18 @@ class Output:
     def fail(self, error: CliError) -> None:
         """Write the error to standard error; with `--json` also as a document to standard output."""
         if self.as_json:
-            self._write(json.dumps(error.document()))
+            self._write(error.document())
         self.say(f"error: {error.message}", "bad")
         for detail in error.details:
             self.say(f"  {detail}", "bad")
         if error.hint:
             self.say(f"  {error.hint}", "dim")
 
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text + "\n")
+    def _write(self, value: Any, **layout: Any) -> None:
+        """Write a value, which may hold models, as JSON in this layout."""
+        from pydantic_core import to_jsonable_python
+
+        sys.stdout.write(json.dumps(to_jsonable_python(value), **layout) + "\n")
         sys.stdout.flush()
 
 
@@ -494,19 +497,6 @@ def open_output(path: Path | None, *, parents: bool = False) -> Iterator[BinaryI
 
 
 STYLES = {"plain": "", "bold": "bold", "good": "green", "warn": "yellow", "bad": "red", "dim": "dim"}
-
-
-def to_plain(value: Any) -> Any:
-    """Convert models and containers to values that JSON can represent."""
-    from pydantic import BaseModel
-
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    return value
 
 
 def _console(*, stderr: bool) -> Console:

@@ -1,4 +1,5 @@
-"""The verbs of the client about the service, its machines, and who may use them: a part of `Client`."""
+"""The verbs of the client about the service, its machines, and who may use them: a part of `Client`. `@verb` makes the
+body of a method from its route and its signature (verbs.py)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@
     query     the other parameters; one that is None is left out
     result    the return annotation: a model, a tuple of the items of a page, text, bytes, or None
 
-A method that needs more than this is written out, with the methods of `Endpoint`.
+So such a method has a signature and a docstring, and no body: `verb` puts the request in its place. What it returns is
+what its annotation says. A method that needs more than this is written out, with the methods of `Endpoint`.
 """
 
 from __future__ import annotations

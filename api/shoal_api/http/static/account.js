@@ -1,9 +1,9 @@
 // Who one is, the end of the session, and API tokens: make one, see when it was used, revoke it. The service shows a token once.
 // Admins have the tokens of all here; a person those of the same user, and makes some that end with the person's own; a program its own.
-import { $, button, element, facts, rows } from "./dom.js";
-import { request } from "./api.js";
+import { $, attempt, button, element, fillEach, fillFacts, onSubmit, rows } from "./dom.js";
+import { post, remove, request, whoami } from "./api.js";
 import { ask } from "./dialog.js";
-import { moment } from "./format.js";
+import { moment, wordsIn } from "./format.js";
 
 const DAY_S = 86400,
   ROLES = ["scraper", "viewer", "operator", "admin"];
@@ -15,51 +15,40 @@ let me = null,
   tokens = [];
 
 $("log-out").addEventListener("click", async () => {
-  await request("/v1/session", { method: "DELETE" });
+  await remove("/v1/session");
   location.href = "/login";
 });
 for (const name of ["mine", "ended"]) $(name).addEventListener("change", show);
-$("make").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const days = $("token-expires").value,
-    projects = $("token-projects")
-      .value.split(/[\s,]+/)
-      .filter(Boolean);
-  $("token-error").textContent = "";
-  try {
-    const made = await request("/v1/tokens", {
-      method: "POST",
-      body: {
-        name: $("token-name").value.trim(),
-        role: $("token-role").value,
-        projects: projects.length ? projects : null,
-        expires_in_s: days ? Number(days) * DAY_S : null,
-        personal: manages() && $("token-personal").checked,
-      },
-    });
-    $("secret").textContent = made.token;
-    $("made").hidden = false;
-    $("token-name").value = "";
-    $("token-personal").checked = false;
-    await read();
-  } catch (error) {
-    $("token-error").textContent = error.message;
-  }
-});
+onSubmit("make", () => attempt(make, "token-error"));
 
-request("/v1/whoami").then((found) => {
+async function make() {
+  const days = $("token-expires").value,
+    projects = wordsIn($("token-projects").value);
+  const made = await post("/v1/tokens", {
+    name: $("token-name").value.trim(),
+    role: $("token-role").value,
+    projects: projects.length ? projects : null,
+    expires_in_s: days ? Number(days) * DAY_S : null,
+    personal: manages() && $("token-personal").checked,
+  });
+  $("secret").textContent = made.token;
+  $("made").hidden = false;
+  $("token-name").value = "";
+  $("token-personal").checked = false;
+  await read();
+}
+
+whoami().then((found) => {
   me = found;
-  $("me").replaceChildren(
-    ...facts([
-      ["Name", me.name],
-      ["Role", me.role],
-      ["Projects", me.projects ? me.projects.join(", ") : "all"],
-      ["Jobs run as", me.user || "user in the spec"],
-      ["Token", me.token_id || "of the OIDC issuer"],
-      ["It expires", me.expires_at === null ? "never" : moment(me.expires_at)],
-    ]),
-  );
-  $("permissions").replaceChildren(...me.permissions.map((name) => element("li", element("code", name))));
+  fillFacts("me", [
+    ["Name", me.name],
+    ["Role", me.role],
+    ["Projects", me.projects ? me.projects.join(", ") : "all"],
+    ["Jobs run as", me.user || "user in the spec"],
+    ["Token", me.token_id || "of the OIDC issuer"],
+    ["It expires", me.expires_at === null ? "never" : moment(me.expires_at)],
+  ]);
+  fillEach("permissions", me.permissions, (name) => element("li", element("code", name)));
   const has = me.permissions.includes("tokens:own");
   $("tokens-part").hidden = !has;
   $("make").hidden = !me.makes_tokens;
@@ -93,9 +82,7 @@ function show() {
   );
   $("tokenless").hidden = shown.length > 0;
   rows("tokens", shown, (token) => [
-    element("td", [token.name, ...(token.personal ? [" ", element("span", "personal", { class: "badge" })] : [])], {
-      class: "title",
-    }),
+    element("td.title", [token.name, token.personal ? [" ", element("span.badge", "personal")] : null]),
     element("code", token.id),
     token.role,
     token.projects ? token.projects.join(", ") : "all",
@@ -127,9 +114,9 @@ function revoke(token) {
   ask({
     title: `Revoke the token ${token.name}`,
     confirm: "Revoke",
-    words: async () => `Requests with it are refused from now on, and its sessions end.${own} This cannot be undone.`,
+    words: () => `Requests with it are refused from now on, and its sessions end.${own} This cannot be undone.`,
     send: async () => {
-      await request(`/v1/tokens/${token.id}`, { method: "DELETE" });
+      await remove(`/v1/tokens/${token.id}`);
       if (isOwn) location.href = "/login";
       else await read();
     },

@@ -1,10 +1,10 @@
 // The buttons of a job. Each says what will happen and what it costs before it does anything.
-import { $, button, element, fill } from "./dom.js";
-import { ask, field, refresh } from "./dialog.js";
-import { jobPath, request } from "./api.js";
+import { $, button, fillEach } from "./dom.js";
+import { ask, choice, field, refresh } from "./dialog.js";
+import { jobPath, patch, post, remove } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
 import { ENDED } from "./states.js";
-import { about } from "./clusters.js";
+import { about } from "./nodes.js";
 import { exporting } from "./exporting.js";
 import { alerting } from "./notify.js";
 import { continued, form, newJobWords, submitNew, submittable } from "./new_job.js";
@@ -16,50 +16,32 @@ export function showActions(state) {
   shown = state;
   if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
   $("actions").dataset.about = `${now} ${workers}`;
-  const usable = [
-    ...(ENDED.has(now)
-      ? [
-          ...(now === "FAILED" ? ["retry"] : []),
-          ...(isScript() ? [] : ["extend", ...(committed() ? ["continue"] : [])]),
-          "again",
-          ...(isScript() ? [] : ["export"]),
-          "rename",
-          "delete",
-        ]
-      : [
-          "scale",
-          ...(isScript() ? [] : ["relayout"]),
-          "priority",
-          ...(state.clusters.length > 1 ? ["move"] : []),
-          now === "PAUSED" || now === "PAUSING" ? "resume" : "pause",
-          ...(RUNNING.has(now) && !isScript() ? ["profile"] : []),
-          "alerts",
-          "rename",
-          "cancel",
-        ]),
-  ];
+  const usable = Object.keys(ACTIONS).filter((name) => ACTIONS[name].when(now));
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
-  fill(
-    "actions",
-    usable.map((name) =>
-      button(ACTIONS[name].title, () => open(name), {
-        class: HARMFUL.has(name) ? "danger" : ENDED.has(now) && name === usable[0] ? "primary" : "",
-        "data-action": name,
-      }),
-    ),
+  fillEach("actions", usable, (name) =>
+    button(ACTIONS[name].title, () => open(name), {
+      class: HARMFUL.has(name) ? "danger" : ENDED.has(now) && name === usable[0] ? "primary" : "",
+      "data-action": name,
+    }),
   );
 }
 
 const HARMFUL = new Set(["cancel", "delete"]);
 const RUNNING = new Set(["STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING"]);
+const isScript = () => Boolean(shown.job.spec.script);
+const goes = (now) => !ENDED.has(now),
+  hasEnded = (now) => ENDED.has(now),
+  isPaused = (now) => now === "PAUSED" || now === "PAUSING";
+// `when`: the states in which a job has the button. The buttons have this order.
 const ACTIONS = {
   scale: {
+    when: goes,
     title: "Scale",
     input: ({ spec }) => [field("Workers, at most", { type: "number", min: 1, value: spec.elasticity.max_workers })],
     words: scaleWords,
     send: (value) =>
-      patch({
+      change({
         elasticity: {
           max_workers: Number(value),
           ...(Number(value) < shown.job.spec.elasticity.min_workers ? { min_workers: Number(value) } : {}),
@@ -67,85 +49,69 @@ const ACTIONS = {
       }),
   },
   relayout: {
+    when: (now) => goes(now) && !isScript(),
     title: "Change layout",
     input: () => [field("auto, or degrees such as tp=2 pp=1", { value: "auto" })],
     words: relayoutWords,
-    send: (value) => patch({ parallelism: degrees(value) }),
+    send: (value) => change({ parallelism: degrees(value) }),
   },
   priority: {
+    when: goes,
     title: "Priority",
     confirm: "Set priority",
     input: ({ spec }) => [
       field("Priority, -1000 to 1000", { type: "number", min: -1000, max: 1000, value: spec.priority }),
     ],
-    words: async (value) =>
+    words: (value) =>
       `Priority ${shown.job.spec.priority} becomes ${value}. Jobs of higher priority get workers first, also those of running jobs of lower priority, which then save and wait. Training itself is not touched.`,
-    send: (value) => patch({ priority: Number(value) }),
+    send: (value) => change({ priority: Number(value) }),
+  },
+  move: {
+    when: (now) => goes(now) && shown.clusters.length > 1,
+    title: "Move",
+    input: ({ spec }) => [choice("Cluster", destinations(spec.worker.cluster))],
+    words: moveWords,
+    send: (value) => act("move", { to: value }),
+  },
+  pause: {
+    when: (now) => goes(now) && !isPaused(now),
+    title: "Pause",
+    words: () =>
+      isScript()
+        ? `${stops()} Its ${plural(shown.job.status.workers, "worker")} end and their resources are free. Resume puts it back into the queue.`
+        : `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
+    send: () => act("pause"),
+  },
+  resume: {
+    when: isPaused,
+    title: "Resume",
+    words: () =>
+      isScript()
+        ? "The job returns to the queue. Its script is started again, as soon as there are workers for it."
+        : `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`,
+    send: () => act("resume"),
   },
   profile: {
+    when: (now) => RUNNING.has(now) && !isScript(),
     title: "Profile",
     input: () => [
       field("Rank", { type: "number", min: 0, value: 0 }),
       field("Steps", { id: "profile-steps", type: "number", min: 1, max: 20, value: 3 }),
     ],
-    words: async (value) =>
+    words: (value) =>
       `From the next step boundary of rank ${value} on, torch's profiler records what it does: ${plural(shown.job.status.workers, "worker")} train on, and no number changes. The profiled steps are slower, and all ranks wait for this one; starting and stopping takes a moment once. The trace is kept beside the checkpoints, the newest 8 of a job.`,
-    send: (value) =>
-      request(`${jobPath(shown.job.id)}/profiles`, {
-        method: "POST",
-        body: { rank: Number(value), steps: Number($("profile-steps").value) },
-      }),
+    send: (value) => act("profiles", { rank: Number(value), steps: Number($("profile-steps").value) }),
   },
-  move: {
-    title: "Move",
-    input: ({ spec }) => [
-      element("label", ["Cluster ", element("select", destinations(spec.worker.cluster), { id: "dialog-value" })]),
-    ],
-    words: moveWords,
-    send: (value) => request(`${jobPath(shown.job.id)}/move`, { method: "POST", body: { to: value } }),
-  },
-  pause: {
-    title: "Pause",
-    words: async () =>
-      isScript()
-        ? `${stops()} Its ${plural(shown.job.status.workers, "worker")} end and their resources are free. Resume puts it back into the queue.`
-        : `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
-    send: () => post("pause"),
-  },
-  resume: {
-    title: "Resume",
-    words: async () =>
-      isScript()
-        ? "The job returns to the queue. Its script is started again, as soon as there are workers for it."
-        : `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`,
-    send: () => post("resume"),
-  },
-  rename: {
-    title: "Rename",
-    input: ({ name }) => [field("New name", { value: name, spellcheck: "false" })],
-    words: async () => "Its id and the addresses of its pages stay. Training is not touched.",
-    send: async (value) => {
-      await patch({ name: value });
-      location.reload();
-    },
-  },
-  alerts: { title: "Alerts", dialog: () => alerting(shown.job, (alerts) => patch({ alerts })) },
-  cancel: {
-    title: "Cancel",
-    confirm: "Cancel the job",
-    words: async () =>
-      isScript()
-        ? `The job ends and cannot go on. ${stops()} This cannot be undone.`
-        : `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`,
-    send: () => post("cancel"),
-  },
+  alerts: { when: goes, title: "Alerts", dialog: () => alerting(shown.job, (alerts) => change({ alerts })) },
   retry: {
+    when: (now) => now === "FAILED",
     title: "Retry",
-    words: async () =>
+    words: () =>
       `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`,
     send: () => reopen("retry"),
   },
   extend: {
+    when: (now) => hasEnded(now) && !isScript(),
     title: "Extend",
     input: ({ status }) => [
       field("Total steps", {
@@ -157,7 +123,16 @@ const ACTIONS = {
     words: extendWords,
     send: (value) => reopen("extend", { steps: Number(value) }),
   },
+  continue: {
+    when: (now) => hasEnded(now) && !isScript() && committed(),
+    title: "Continue in a new job",
+    confirm: "Submit a new job",
+    input: () => form(continued(shown.job, committed().step)),
+    words: (text) => newJobWords(text, submittable(shown.job.spec), "A new job is submitted."),
+    send: submitNew,
+  },
   again: {
+    when: hasEnded,
     title: "Run again",
     confirm: "Submit a new job",
     input: ({ spec }) => form(submittable(spec)),
@@ -169,54 +144,65 @@ const ACTIONS = {
       ),
     send: submitNew,
   },
-  continue: {
-    title: "Continue in a new job",
-    confirm: "Submit a new job",
-    input: () => form(continued(shown.job, committed().step)),
-    words: (text) => newJobWords(text, submittable(shown.job.spec), "A new job is submitted."),
-    send: submitNew,
+  export: {
+    when: (now) => hasEnded(now) && !isScript(),
+    title: "Export",
+    dialog: () => exporting(shown.job, wholeOnes(), shown.checkpoints.length),
   },
-  export: { title: "Export", dialog: () => exporting(shown.job, wholeOnes(), shown.checkpoints.length) },
+  rename: {
+    when: () => true,
+    title: "Rename",
+    input: ({ name }) => [field("New name", { value: name, spellcheck: "false" })],
+    words: "Its id and the addresses of its pages stay. Training is not touched.",
+    send: async (value) => {
+      await change({ name: value });
+      location.reload();
+    },
+  },
+  cancel: {
+    when: goes,
+    title: "Cancel",
+    confirm: "Cancel the job",
+    words: () =>
+      isScript()
+        ? `The job ends and cannot go on. ${stops()} This cannot be undone.`
+        : `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`,
+    send: () => act("cancel"),
+  },
   delete: {
+    when: hasEnded,
     title: "Delete",
     confirm: "Delete the job",
     input: () => [
-      element("label", [
-        "Its checkpoints and profiles ",
-        element("select", [new Option("are deleted too", "true"), new Option("stay in the storage", "false")], {
-          id: "dialog-value",
-        }),
+      choice("Its checkpoints and profiles", [
+        new Option("are deleted too", "true"),
+        new Option("stay in the storage", "false"),
       ]),
     ],
     words: deleteWords,
     send: async (value) => {
-      await request(`${jobPath(shown.job.id)}?checkpoints=${value}`, { method: "DELETE" });
+      await remove(`${jobPath(shown.job.id)}?checkpoints=${value}`);
       location.href = "/";
     },
   },
 };
 
-const isScript = () => Boolean(shown.job.spec.script);
 // What becomes of the processes of a script whose group ends.
 const stops = () =>
   `Each process of the script gets SIGTERM, and SIGKILL ${seconds(shown.job.spec.script.grace_s)} later if it has not ended. A script that is started again goes on from its own checkpoint.`;
 
 const open = (name) =>
-  ask(
-    ACTIONS[name].dialog?.() ?? {
-      confirm: ACTIONS[name].title,
-      ...ACTIONS[name],
-      input: ACTIONS[name].input?.(shown.job) ?? [],
-    },
-  );
+  ask(ACTIONS[name].dialog?.() ?? { ...ACTIONS[name], input: ACTIONS[name].input?.(shown.job) ?? [] });
 
-const patch = (body) => request(jobPath(shown.job.id), { method: "PATCH", body });
-const post = (verb) => request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST" });
+const change = (body) => patch(jobPath(shown.job.id), body);
+const act = (verb, body) => post(`${jobPath(shown.job.id)}/${verb}`, body);
 
 // The stream of a job that has ended is over, so the page is loaded again.
-async function reopen(verb, body) {
-  await request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST", body });
-  location.reload();
+const reopen = (verb, body) => act(verb, body).then(() => location.reload());
+
+// What the planner says. It sets the number of workers itself, and a deadline or a code archive means nothing to it.
+function planned({ elasticity, code, finish_by: deadline, ...spec }, workers) {
+  return post("/v1/plans", { spec, workers, top: 1 });
 }
 
 async function extendWords(value) {
@@ -273,7 +259,7 @@ async function scaleWords(value) {
   if (workers === spec.elasticity.max_workers) return "That is the present number.";
   if (isScript())
     return `At most ${plural(workers, "worker")} instead of ${spec.elasticity.max_workers}. ${status.workers ? stops() : ""}`;
-  const found = await request("/v1/plans", { method: "POST", body: { spec: plain(spec), workers, top: 1 } });
+  const found = await planned(spec, workers);
   const idle = found.choice.num_idle ? ` ${plural(found.choice.num_idle, "worker")} would be idle.` : "";
   const less = workers < spec.elasticity.min_workers ? ` min_workers becomes ${workers}, too.` : "";
   const best = found.ranking.predictions[0];
@@ -287,18 +273,9 @@ async function relayoutWords(value) {
   const parallelism = degrees(value),
     { status, spec } = shown.job;
   const workers = status.workers || spec.elasticity.max_workers;
-  const found = await request("/v1/plans", {
-    method: "POST",
-    body: { spec: { ...plain(spec), parallelism }, workers, top: 1 },
-  });
+  const found = await planned({ ...spec, parallelism }, workers);
   return `${status.layout || "The group"} becomes ${found.choice.name} with ${plural(workers, "worker")}. ${found.choice.reason} The state is resharded in memory at the next step boundary; no step is lost${lastSwitch()}.`;
 }
-
-// The planner sets the number of workers itself, and a deadline or a code archive means nothing to it.
-const plain = (spec) => {
-  const { elasticity, code, finish_by: deadline, ...rest } = spec;
-  return rest;
-};
 
 function degrees(text) {
   if (text.trim() === "auto") return "auto";

@@ -1,6 +1,6 @@
 // Requests to the service. A problem document becomes an Error with its words. A change carries the token that shows that
 // it comes from this page; who is not logged in any more is sent to the login page.
-let csrf = null;
+import { joined } from "./format.js";
 
 export async function request(
   path,
@@ -16,28 +16,35 @@ export async function request(
   if (!answer.ok) {
     if (answer.status === 401 && !anonymous && location.pathname !== "/login") toLogin();
     const words = [document?.detail || `status ${answer.status}`, wordsOf(document?.errors || [])];
-    throw Object.assign(new Error(words.filter(Boolean).join("\n")), { status: answer.status });
+    throw Object.assign(new Error(joined(words, "\n")), { status: answer.status });
   }
   return document;
 }
 
+export const post = (path, body, more = {}) => request(path, { method: "POST", body, ...more });
+export const put = (path, body) => request(path, { method: "PUT", body });
+export const patch = (path, body, more = {}) => request(path, { method: "PATCH", body, ...more });
+export const remove = (path) => request(path, { method: "DELETE" });
+const YAML = { type: "application/yaml" };
+export const submitJob = (text) => post("/v1/jobs", text, YAML);
+
 // What the service says of a spec in YAML; `words`: its errors.
 export async function validated(body) {
-  const found = await request("/v1/specs/validate", { method: "POST", body, type: "application/yaml" });
+  const found = await post("/v1/specs/validate", body, YAML);
   return { ...found, words: wordsOf(found.errors) };
 }
 const wordsOf = (errors) => errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n");
 
-export function csrfToken() {
-  csrf ??= request("/v1/whoami").then(
-    (me) => me.csrf_token,
-    (error) => {
-      csrf = null;
-      throw error;
-    },
-  );
-  return csrf;
+// Who is logged in, asked once.
+let me = null;
+export function whoami() {
+  me ??= request("/v1/whoami").catch((error) => {
+    me = null;
+    throw error;
+  });
+  return me;
 }
+export const csrfToken = async () => (await whoami()).csrf_token;
 
 export function toLogin() {
   location.href = `/login#next=${encodeURIComponent(location.pathname + location.search)}`;
@@ -50,3 +57,12 @@ export const stepPage = (id, step) =>
 export const modelPath = (one) => `/v1/models/${encodeURIComponent(one.project)}/${encodeURIComponent(one.name)}`;
 export const modelPage = (one, which = one.version) =>
   `/models#${new URLSearchParams({ project: one.project, model: one.name, version: which })}`;
+// What names a view or a model.
+export const keyOf = ({ project, name }) => `${project}/${name}`;
+// What a saved view of the table of jobs holds, beside whether archived jobs are in it; and the page that shows a view.
+export const KEPT = ["where", "sort", "columns", "search", "state", "label", "cluster"];
+export const viewPage = ({ view, ...one }) =>
+  view.workspace
+    ? `/workspace?view=${encodeURIComponent(keyOf(one))}`
+    : `/?${new URLSearchParams(KEPT.filter((name) => view[name]).map((name) => [name, view[name]]))}`;
+export const sweepPath = (one) => `/v1/sweeps/${encodeURIComponent(one.project)}/${encodeURIComponent(one.name)}`;

@@ -1,7 +1,7 @@
 // The durable checkpoints of a job, newest first, with what can be done about each.
 import { $, button, element, rows } from "./dom.js";
 import { ask } from "./dialog.js";
-import { jobPath, modelPage, request } from "./api.js";
+import { jobPath, modelPage, post, put, remove } from "./api.js";
 import { ENDED } from "./states.js";
 import { bytes, moment, plural, seconds, whole } from "./format.js";
 import { exporting } from "./exporting.js";
@@ -16,28 +16,24 @@ export function showCheckpoints(state) {
   shown = state;
   const { checkpoints } = state;
   $("unsaved").hidden = checkpoints.length > 0;
-  rows(
-    "checkpoints",
-    [...checkpoints].reverse(),
-    (one) => [
-      whole(one.step),
-      element(
-        "span",
-        one.state +
-          (one.pinned ? ", pinned" : "") +
-          (one.best === 1 ? `, best (${Number(one.score.toPrecision(4))})` : one.best ? `, ${one.best}. best` : ""),
-        { class: COLOURS[one.state] },
-      ),
-      moment(one.committed_at),
-      bytes(one.bytes),
-      seconds(one.seconds),
-      seconds(one.stall_s),
-      one.world_size || "–",
-      element("code", nameOf(one), { title: one.url }),
-      buttons(one),
-    ],
-    (one) => ({ title: one.message, "data-step": one.step, class: one.step === marked ? "chosen" : "" }),
-  );
+  rows("checkpoints", [...checkpoints].reverse(), (one) => [
+    whole(one.step),
+    element(
+      "span",
+      one.state +
+        (one.pinned ? ", pinned" : "") +
+        (one.best === 1 ? `, best (${Number(one.score.toPrecision(4))})` : one.best ? `, ${one.best}. best` : ""),
+      { class: COLOURS[one.state] },
+    ),
+    moment(one.committed_at),
+    bytes(one.bytes),
+    seconds(one.seconds),
+    seconds(one.stall_s),
+    one.world_size || "–",
+    element("code", nameOf(one), { title: one.url }),
+    buttons(one),
+    { title: one.message, "data-step": one.step, class: one.step === marked ? "chosen" : "" },
+  ]);
 }
 
 // The row of the step that the address names, #tab=checkpoints&step=10: from the page of a job or a model that comes from it.
@@ -49,35 +45,31 @@ export function goToStep(step) {
 
 function buttons(one) {
   const made = [];
-  if (one.pinned) made.push(deed("Unpin", one, () => ask(unpin(one))));
-  else if (one.state === "committed") made.push(deed("Pin", one, () => ask(pin(one))));
+  if (one.pinned) made.push(deed("Unpin", one, () => unpin(one)));
+  else if (one.state === "committed") made.push(deed("Pin", one, () => pin(one)));
   if (one.state === "committed")
     made.push(
-      deed("Export", one, () => ask(exporting(shown.job, [one]))),
-      deed("Register", one, () =>
-        ask(
-          register({ job: shown.job.id, step: one.step, size: one.bytes }, (made) => {
-            location.href = modelPage(made);
-          }),
-        ),
-      ),
+      deed("Export", one, () => exporting(shown.job, [one])),
+      deed("Register", one, () => register({ job: shown.job.id, step: one.step, size: one.bytes }, opened)),
     );
   if (one.state === "committed" || one.state === "damaged")
     made.push(
-      deed("Verify", one, () => ask(verify(one))),
-      deed("Delete", one, () => ask(remove(one))),
+      deed("Verify", one, () => verify(one)),
+      deed("Delete", one, () => deletion(one)),
     );
-  return made.length ? element("span", made, { class: "controls" }) : "";
+  return made.length ? element("span.controls", made) : "";
 }
 
-const deed = (words, one, click) =>
-  button(words, click, {
+const opened = (version) => {
+  location.href = modelPage(version);
+};
+const deed = (words, one, action) =>
+  button(words, () => ask(action()), {
     "data-checkpoint": `${words.toLowerCase()}-${one.step}`,
     "aria-label": `${words} the checkpoint of step ${one.step}`,
   });
 const nameOf = (one) => `step-${String(one.step).padStart(12, "0")}-a${one.attempt}-g${one.generation}`;
 const path = (one) => `${jobPath(shown.job.id)}/checkpoints/${encodeURIComponent(nameOf(one))}`;
-const send = async (method, one) => replace(await request(`${path(one)}/pin`, { method }));
 function replace(answer) {
   shown.checkpoints = shown.checkpoints.map((other) => (nameOf(other) === nameOf(answer) ? answer : other)); // the stream of a job that has ended sends nothing more
   showCheckpoints(shown);
@@ -89,8 +81,8 @@ function pin(one) {
   return {
     title: `Pin the checkpoint of step ${whole(one.step)}`,
     confirm: "Pin",
-    send: () => send("PUT", one),
-    words: async () =>
+    send: async () => replace(await put(`${path(one)}/pin`)),
+    words: () =>
       `The job keeps its newest ${plural(keep, "checkpoint")} and deletes older ones after each commit. This one stays until it is unpinned, and takes ${bytes(one.bytes)} of storage. Training is not touched.`,
   };
 }
@@ -104,8 +96,8 @@ function unpin(one) {
   return {
     title: `Unpin the checkpoint of step ${whole(one.step)}`,
     confirm: "Unpin",
-    send: () => send("DELETE", one),
-    words: async () => (ENDED.has(shown.job.status.state) ? "The job has ended, so nothing deletes it." : later),
+    send: async () => replace(await remove(`${path(one)}/pin`)),
+    words: () => (ENDED.has(shown.job.status.state) ? "The job has ended, so nothing deletes it." : later),
   };
 }
 
@@ -114,12 +106,12 @@ function verify(one) {
   return {
     title: `Verify the checkpoint of step ${whole(one.step)}`,
     confirm: "Verify",
-    words: async () =>
+    words: () =>
       `The server reads all ${bytes(one.bytes)} of it once, and compares lengths and checksums with those that were written. Training is not touched; the storage is read beside it. A checkpoint that is found damaged is not used any more by later attempts.`,
     send: async () => {
       let found;
       do {
-        found = await request(`${path(one)}/verify?wait=1`, { method: "POST" });
+        found = await post(`${path(one)}/verify?wait=1`);
         $("dialog-words").textContent = `${bytes(found.bytes_read)} of ${bytes(found.bytes)} read.`;
       } while (found.state === "running");
       if (found.state === "damaged") replace({ ...one, state: "damaged", message: found.message });
@@ -129,7 +121,7 @@ function verify(one) {
   };
 }
 
-function remove(one) {
+function deletion(one) {
   const ended = ENDED.has(shown.job.status.state);
   const good = shown.checkpoints
     .filter((other) => other.state === "committed" && other !== one)
@@ -147,7 +139,7 @@ function remove(one) {
   return {
     title: `Delete the checkpoint of step ${whole(one.step)}`,
     confirm: "Delete the checkpoint",
-    words: async () => why,
-    send: async () => replace(await request(path(one), { method: "DELETE" })),
+    words: () => why,
+    send: async () => replace(await remove(path(one))),
   };
 }

@@ -1,7 +1,7 @@
 // The jobs that are chosen in the table, and what is done to all of them: each deed says first what it will do to how many.
-import { $, button, element, fill } from "./dom.js";
+import { $, button, element, fillEach } from "./dom.js";
 import { ask } from "./dialog.js";
-import { jobPath, request } from "./api.js";
+import { jobPath, patch, post, remove } from "./api.js";
 import { plural, whole } from "./format.js";
 import { everyJob } from "./job_query.js";
 
@@ -22,35 +22,22 @@ export const pageBox = element("input", null, {
   },
 });
 
-const post = (verb) => (id) => request(`${jobPath(id)}/${verb}`, { method: "POST" });
+const LABELS = "team=speech draft-";
+// A deed without `send` is a verb of the service.
 const DEEDS = [
-  {
-    title: "Pause",
-    words: "Each saves a checkpoint and releases its workers. No step is lost.",
-    send: () => post("pause"),
-  },
-  {
-    title: "Resume",
-    words: "Paused jobs return to the queue and go on from their checkpoints.",
-    send: () => post("resume"),
-  },
-  {
-    title: "Cancel",
-    words: "They end. This cannot be undone; their checkpoints are kept.",
-    send: () => post("cancel"),
-    danger: true,
-  },
+  { title: "Pause", words: "Each saves a checkpoint and releases its workers. No step is lost." },
+  { title: "Resume", words: "Paused jobs return to the queue and go on from their checkpoints." },
+  { title: "Cancel", words: "They end. This cannot be undone; their checkpoints are kept.", danger: true },
   {
     title: "Archive",
     words:
       "Lists leave them out, unless archived jobs are asked for. Nothing is deleted. Only jobs that have ended can be archived.",
-    send: () => post("archive"),
   },
-  { title: "Unarchive", words: "They are in the lists again.", send: () => post("unarchive") },
+  { title: "Unarchive", words: "They are in the lists again." },
   {
     title: "Label",
     words: "NAME=VALUE sets a label, NAME= a tag without a value, NAME- removes it. Separate several by spaces.",
-    input: true,
+    input: () => element("input", null, { id: "dialog-value", "aria-label": "Labels", size: 40, placeholder: LABELS }),
     send: (text) => labelling(text),
   },
   {
@@ -58,7 +45,7 @@ const DEEDS = [
     words:
       "Their histories and checkpoints are deleted. This cannot be undone. Only jobs that have ended can be deleted; pinned checkpoints stay.",
     danger: true,
-    send: () => (id) => request(jobPath(id), { method: "DELETE" }),
+    send: () => (id) => remove(jobPath(id)),
   },
 ];
 
@@ -74,12 +61,12 @@ function labelling(text) {
     labels[name] = value;
   }
   if (!Object.keys(labels).length) throw new Error("Write a label, such as team=speech.");
-  return (id) => request(jobPath(id), { method: "PATCH", body: { labels } });
+  return (id) => patch(jobPath(id), { labels });
 }
 
 // One after the other. Those that are refused stay chosen, and the dialog says why.
 async function each(deed, value) {
-  const change = deed.send(value),
+  const change = deed.send?.(value) ?? ((id) => post(`${jobPath(id)}/${deed.title.toLowerCase()}`)),
     refused = [];
   for (const [id, name] of [...chosen]) {
     try {
@@ -95,25 +82,16 @@ async function each(deed, value) {
 }
 
 function open(deed) {
-  const field = deed.input
-    ? element("input", null, {
-        id: "dialog-value",
-        "aria-label": "Labels",
-        size: 40,
-        placeholder: "team=speech draft-",
-      })
-    : null;
   const names = [...chosen.values()];
   const listed = element(
-    "p",
+    "p.dim.small",
     `${names.slice(0, 8).join(", ")}${names.length > 8 ? ` and ${names.length - 8} more` : ""}`,
-    { class: "dim small" },
   );
   ask({
     title: `${deed.title} ${plural(chosen.size, "job")}`,
     confirm: `${deed.title} ${chosen.size}`,
-    input: [listed, ...(field ? [field] : [])],
-    words: async () => deed.words,
+    input: [listed, deed.input?.()],
+    words: deed.words,
     send: (value) => each(deed, value),
   });
 }
@@ -154,7 +132,7 @@ export function box(job) {
     },
   });
   made.checked = chosen.has(job.id);
-  return element("label", made, { class: "hit" });
+  return element("label.hit", made);
 }
 
 export function showChosen(fleet) {
@@ -168,14 +146,8 @@ export const chosenIds = () => [...chosen.keys()];
 // `onChange` is called after each choice.
 export function setUpChosen(view, onChange) {
   changed = onChange;
-  fill(
-    "deeds",
-    DEEDS.map((deed) =>
-      button(deed.title, () => open(deed), {
-        class: deed.danger ? "danger" : "",
-        "data-deed": deed.title.toLowerCase(),
-      }),
-    ),
+  fillEach("deeds", DEEDS, (deed) =>
+    button(deed.title, () => open(deed), { class: deed.danger ? "danger" : "", "data-deed": deed.title.toLowerCase() }),
   );
   $("choose-none").addEventListener("click", () => {
     chosen.clear();

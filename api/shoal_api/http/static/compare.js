@@ -1,15 +1,14 @@
 // 2 to 10 jobs beside each other: their curves in one chart, their numbers, what differs in their specs, loss parity.
-import { $, element, fill, link, row, rows, said } from "./dom.js";
+import { $, element, fill, link, onSubmit, rows, said } from "./dom.js";
 import { jobPage, jobPath, request } from "./api.js";
 import { Live } from "./live.js";
-import { grant, number, percent, seconds, steps, unitOf, whole } from "./format.js";
+import { grant, number, percent, seconds, steps, unitOf, whole, wordsIn } from "./format.js";
 import { badge, ENDED } from "./states.js";
-import { columnOf, columnsWithValues, positions, smooth, wordsOfColumn } from "./columns.js";
 import { curve, DOTTED, followZoom, plot, stacked } from "./plot.js";
 import { flat } from "./differences.js";
-import { onThemeChange } from "./theme.js";
-import { looksOf } from "./looks.js";
+import { looksOf, onThemeChange } from "./looks.js";
 import { keep, keepControls, kept, offer } from "./address.js";
+import { columnOf, columnsWithValues, places, smooth, wordsOfColumn } from "./curve_data.js";
 
 const ROWS = new Map([
   ["loss", ["loss", 0.42]],
@@ -19,25 +18,14 @@ const ROWS = new Map([
   ["tokens_per_s", ["tokens/s", 0.18]],
   ["world_size", ["world size", 0.14]],
 ]);
-const ids = [
-  ...new Set(
-    (kept("jobs") || "")
-      .split(",")
-      .map((id) => id.trim())
-      .filter(Boolean),
-  ),
-];
+const ids = [...new Set(wordsIn(kept("jobs") || ""))];
 const SMOOTHED = new Set(["loss", "tokens_per_s"]),
   LOGARITHMIC = new Set(["loss", "val_loss"]);
 const found = new Map(); // id -> overview
 const judged = new Map(); // id and number of ended jobs -> words of a comparison with the first job
 $("ids").value = ids.join(", ");
-$("pick").addEventListener("submit", (event) => {
-  event.preventDefault();
-  location.search = `?jobs=${$("ids")
-    .value.split(/[\s,]+/)
-    .filter(Boolean)
-    .join(",")}`;
+onSubmit("pick", () => {
+  location.search = `?jobs=${wordsIn($("ids").value).join(",")}`;
 });
 const looks = looksOf(ids);
 keepControls(["axis", "smoothing", "log"], (name) => {
@@ -83,38 +71,35 @@ else {
 const chosen = () => ids.filter((id) => found.has(id)).map((id) => found.get(id));
 
 function show() {
-  fill(
-    "jobs",
-    chosen().map(({ job }, index) => {
-      const { status } = job,
-        parity = element("td", said(index ? "…" : "reference"));
-      if (index) judge(job.id, ids[0], parity);
-      return row([
-        element("td", swatch(job), { class: "pick" }),
-        element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
-        badge(status.state),
-        steps(status),
-        number(status.loss),
-        number(status.val_loss),
-        status.tokens_per_s === null
-          ? "–"
-          : `${number(status.tokens_per_s)}${unitOf(job) === "tokens" ? "" : " samples/s"}`,
-        grant(status),
-        status.goodput ? percent(status.goodput.ratio) : "–",
-        whole(status.incidents),
-        whole(status.steps_lost),
-        seconds(job.started_at ? (job.ended_at ?? job.updated_at) - job.started_at : null),
-        parity,
-      ]);
-    }),
-  );
+  rows("jobs", chosen(), ({ job }, index) => {
+    const { status } = job,
+      parity = element("td", said(index ? "…" : "reference"));
+    if (index) judge(job.id, ids[0], parity);
+    return [
+      element("td.pick", swatch(job)),
+      element("td.title", said(link(job.name, jobPage(job.id), { title: job.id }))),
+      badge(status.state),
+      steps(status),
+      number(status.loss),
+      number(status.val_loss),
+      status.tokens_per_s === null
+        ? "–"
+        : `${number(status.tokens_per_s)}${unitOf(job) === "tokens" ? "" : " samples/s"}`,
+      grant(status),
+      status.goodput ? percent(status.goodput.ratio) : "–",
+      whole(status.incidents),
+      whole(status.steps_lost),
+      seconds(job.started_at ? (job.ended_at ?? job.updated_at) - job.started_at : null),
+      parity,
+    ];
+  });
   showSpecs();
   draw();
 }
 
 const swatch = ({ id }) => {
   const { colour, dash } = looks.get(id),
-    made = element("span", "", { class: "swatch line", "data-dash": dash });
+    made = element("span.swatch.line", "", { "data-dash": dash });
   made.style.borderColor = colour;
   return made;
 };
@@ -151,7 +136,7 @@ function showSpecs() {
     ...all.map(({ job }) => element("th", [swatch(job), job.name], { scope: "col" })),
   ]);
   rows("specs", paths, (path) => [
-    element("td", element("code", said(path, "long")), { class: "title" }),
+    element("td.title", element("code", said(path, "long"))),
     ...flats.map((one) => said(one[path] ?? "–")),
   ]);
   $("equal").hidden = paths.length > 0 || all.length < 2;
@@ -170,7 +155,7 @@ function draw() {
   const traces = all.flatMap(({ job, series }) => {
     const perStep = job.status.step ? job.status.tokens / job.status.step : 1,
       start = job.started_at ?? job.created_at;
-    const x = axis === "time" ? series.at.map((at) => at - start) : positions(axis, series, perStep);
+    const x = axis === "time" ? series.at.map((at) => at - start) : places(axis, series, perStep);
     const { colour, dash } = looks.get(job.id);
     return rows.map(([name, title], row) => {
       const y = columnOf(series, name);

@@ -1,6 +1,7 @@
-// Curves of jobs as typed arrays: unpacked, placed on an axis, smoothed, and put together by groups. Pure; what is made of a
-// curve is kept with it until the curve is replaced.
+// Curves of jobs: as typed arrays, whose gaps are NaN, they are unpacked, placed on an axis, smoothed, and put together by groups; as
+// columns of plain values they grow with a stream. Pure; what is made of a typed curve is kept with it until the curve is replaced.
 const GRID = 240; // points of the curve of a group
+const isMissing = (value) => value === null || value !== value;
 
 function bytesOf(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -48,26 +49,10 @@ export function positions(job, curve, axis) {
   );
 }
 
-// Exponential moving average that starts at the first value; gaps stay gaps.
+// Smoothed values, kept with the curve.
 export function smoothed(curve, metric, weight) {
   const values = curve.values[metric];
-  if (!values || !weight) return values;
-  return kept(curve, `${metric} ${weight}`, () => {
-    const made = new Float32Array(values.length);
-    let mean = 0,
-      norm = 0;
-    for (let at = 0; at < values.length; at += 1) {
-      const value = values[at];
-      if (value !== value) {
-        made[at] = value;
-        continue;
-      }
-      mean = mean * weight + (1 - weight) * value;
-      norm = norm * weight + (1 - weight);
-      made[at] = mean / norm;
-    }
-    return made;
-  });
+  return values && weight ? kept(curve, `${metric} ${weight}`, () => smooth(values, weight)) : values;
 }
 
 // The first index whose position is not below `x`.
@@ -159,4 +144,125 @@ export function quantile(sorted, share) {
   const at = share * (sorted.length - 1),
     low = Math.floor(at);
   return sorted[low] + (sorted[Math.ceil(at)] - sorted[low]) * (at - low);
+}
+
+// Histories as columns of equal length, whose gaps are null: parts of a stream are put together.
+// `key` ascends. A part that begins before the end of what is known replaces the rest: those steps were computed again.
+export function append(known, { replace, columns }, key) {
+  if (replace || !known) return columns;
+  if (!columns[key].length) return known;
+  const first = columns[key][0];
+  let kept = known[key].length;
+  while (kept && known[key][kept - 1] >= first) kept -= 1;
+  return splice(known, columns, kept, columns[key].length, 0, 0);
+}
+
+// Columns between whose first and last values, `head` and `tail` of them, others are put; a column that is missing has gaps there.
+function splice(known, columns, head, num, tail, gap) {
+  return Object.fromEntries(
+    Object.keys({ ...known, ...columns }).map((name) => {
+      const before = known[name],
+        after = columns[name];
+      if (!Array.isArray(before ?? after))
+        return [name, splice(before ?? {}, after ?? {}, head, num, tail, name === "seconds" ? 0 : null)];
+      const all = before ?? Array(head + tail).fill(gap);
+      return [name, [...all.slice(0, head), ...(after ?? Array(num).fill(gap)), ...all.slice(all.length - tail)]];
+    }),
+  );
+}
+
+// A series in which these points stand for those of the same steps.
+export function refined(series, points) {
+  if (!points.length) return series;
+  const columnsOf = (parts, names) =>
+    Object.fromEntries(names.map((name) => [name, parts.map((part) => part[name] ?? null)]));
+  const columns = columnsOf(points, Object.keys(series));
+  for (const kind of OF_THE_TASK) {
+    const parts = points.map((point) => point[kind] ?? {});
+    columns[kind] = columnsOf(parts, Object.keys(Object.assign({}, ...parts)));
+  }
+  const tail = series.step.length - indexAt(series.step, points.at(-1).step + 1);
+  return splice(series, columns, indexAt(series.step, points[0].step), points.length, tail, null);
+}
+
+// Exponential moving average that starts at the first value; gaps stay gaps.
+export function smooth(values, weight) {
+  if (!weight) return values;
+  let mean = 0,
+    norm = 0;
+  return values.map((value) => {
+    if (isMissing(value)) return value;
+    mean = mean * weight + (1 - weight) * value;
+    norm = norm * weight + (1 - weight);
+    return mean / norm;
+  });
+}
+
+// Positions on the axis that was chosen, which may be a metric. A step takes the same number of tokens at every world size.
+export function places(axis, columns, tokensPerStep) {
+  if (axis === "time") return columns.at.map((at) => new Date(at * 1000));
+  return axis === "tokens" ? columns.step.map((step) => step * tokensPerStep) : columnOf(columns, axis);
+}
+
+const OF_THE_TASK = ["metrics", "val_metrics"];
+
+// A column by its name; those of the task's metrics are "metrics.NAME" and "val_metrics.NAME".
+export function columnOf(series, name) {
+  const [kind, ...rest] = name.split(".");
+  return (rest.length ? series[kind]?.[rest.join(".")] : series[name]) ?? [];
+}
+
+// The names of the columns that have a value, of those given and of the task's metrics.
+export const columnsWithValues = (series, plain) =>
+  [...plain, ...OF_THE_TASK.flatMap((kind) => Object.keys(series[kind]).map((name) => `${kind}.${name}`))].filter(
+    (name) => columnOf(series, name).some((value) => !isMissing(value)),
+  );
+
+export const wordsOfColumn = (name) => name.replace(/^val_metrics\./, "validation ").replace(/^metrics\./, "");
+
+// The step after which something happened, from the series.
+export const stepAt = (series, at) => series.step[Math.min(indexAt(series.at, at), series.step.length - 1)] ?? 0;
+
+// Shares of the worker-seconds of each interval between two samples, by category.
+export function shares(samples) {
+  const names = Object.keys(samples.seconds);
+  const totals = samples.at.map((_, index) =>
+    names.reduce((sum, name) => sum + samples.seconds[name][index] - (index ? samples.seconds[name][index - 1] : 0), 0),
+  );
+  return Object.fromEntries(
+    names.map((name) => [
+      name,
+      samples.seconds[name].map((value, index) =>
+        totals[index] > 0 ? Math.max(0, (value - (index ? samples.seconds[name][index - 1] : 0)) / totals[index]) : 0,
+      ),
+    ]),
+  );
+}
+
+const BEFORE = 20,
+  FEWEST = 5,
+  FAR = 3;
+
+export function lastValue(values, index) {
+  let at = index;
+  while (at >= 0 && isMissing(values[at])) at -= 1;
+  return values[at] ?? null;
+}
+
+// Indexes of the first of each run of values that are missing after a value, and of values above FAR times the median before them.
+export function anomalies(values) {
+  const gaps = [],
+    spikes = [];
+  values.forEach((value, index) => {
+    if (isMissing(value)) {
+      if (index && !isMissing(values[index - 1])) gaps.push(index);
+      return;
+    }
+    const before = values
+      .slice(Math.max(0, index - BEFORE), index)
+      .filter((one) => !isMissing(one))
+      .sort((a, b) => a - b);
+    if (before.length >= FEWEST && before[0] > 0 && value > FAR * before[before.length >> 1]) spikes.push(index);
+  });
+  return { gaps, spikes };
 }

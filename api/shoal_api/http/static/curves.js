@@ -2,19 +2,20 @@
 import { $ } from "./dom.js";
 import { keep, keepControls, kept, offer } from "./address.js";
 import { jobPath, request } from "./api.js";
-import { colours, onThemeChange } from "./theme.js";
-import { plural, seconds, unitOf, words } from "./format.js";
+import { colours, onThemeChange } from "./looks.js";
+import { joined, plural, seconds, unitOf, words } from "./format.js";
+import { axisName, curve, DOTTED, followZoom, grid, markers, plot, stacked } from "./plot.js";
 import {
   anomalies,
   columnsWithValues,
   lastValue,
-  positions,
+  places,
+  refined,
   shares,
   smooth,
   stepAt,
   wordsOfColumn,
-} from "./columns.js";
-import { axisName, curve, DOTTED, followZoom, grid, plot, stacked } from "./plot.js";
+} from "./curve_data.js";
 
 // Title, share of the height, column that a script may not report.
 const ROWS = [
@@ -68,14 +69,14 @@ export class Curves {
     const isEmpty = ($("curves").hidden = !this.shown.series.step.length);
     $("uncurved").hidden = !isEmpty;
     if (isEmpty) return;
-    const series = this.detail ? merged(this.shown.series, this.detail) : this.shown.series;
+    const series = this.detail ? refined(this.shown.series, this.detail) : this.shown.series;
     offer($("axis"), columnsWithValues(series, ["loss", "val_loss", "tokens_per_s", "grad_norm", "lr"]), wordsOfColumn);
     const axis = $("axis").value,
       colour = colours(),
       unit = unitOf(this.shown.job);
     const { status } = this.shown.job;
     const tokens = status.step && status.tokens ? status.tokens / status.step : 1;
-    const x = (columns) => positions(axis, columns, tokens);
+    const x = (columns) => places(axis, columns, tokens);
     const isOverMetric = !["step", "tokens", "time"].includes(axis), // then it has no place for what goes over time
       rows = rowsOf(series, unit).slice(0, isOverMetric ? WORLD : undefined);
     const when = (at) =>
@@ -130,21 +131,19 @@ export class Curves {
   // Where a value is not finite, and where it is far above those before it. A script may leave steps out, so it has no gaps.
   marks(row, values, x, colour) {
     const { gaps, spikes } = anomalies(values);
-    return [
-      ["not finite", "x", this.shown.job.spec.script ? [] : gaps],
-      ["spike: %{y:.5g}", "triangle-up-open", spikes],
-    ]
-      .filter(([, , indexes]) => indexes.length)
-      .map(([name, symbol, indexes]) => ({
-        type: "scatter",
-        mode: "markers",
+    const marks = (name, symbol, indexes) =>
+      markers(
+        row,
         name,
-        x: indexes.map((index) => x[index]),
-        y: indexes.map((index) => values[index] ?? lastValue(values, index)),
-        yaxis: axisName(row),
-        marker: { symbol, size: 9, color: colour.bad },
-        hovertemplate: `${name}<extra></extra>`,
-      }));
+        indexes.map((index) => x[index]),
+        indexes.map((index) => values[index] ?? lastValue(values, index)),
+        { symbol, size: 9, color: colour.bad },
+        `${name}<extra></extra>`,
+      );
+    return [
+      marks("not finite", "x", this.shown.job.spec.script ? [] : gaps),
+      marks("spike: %{y:.5g}", "triangle-up-open", spikes),
+    ].filter(({ x }) => x.length);
   }
 
   accounts(x, colour) {
@@ -204,47 +203,29 @@ function partColour(name) {
   return found || colours().dim;
 }
 
-function merged(series, items) {
-  if (!items.length) return series;
-  const [first, last] = [items[0].step, items[items.length - 1].step];
-  const before = series.step.findIndex((step) => step >= first),
-    cut = before < 0 ? series.step.length : before;
-  const after = series.step.findIndex((step) => step > last),
-    rest = after < 0 ? series.step.length : after;
-  return Object.fromEntries(
-    Object.keys(series).map((name) => [
-      name,
-      name.endsWith("metrics")
-        ? mergedMetrics(series, items, name, cut, rest)
-        : [...series[name].slice(0, cut), ...items.map((one) => one[name] ?? null), ...series[name].slice(rest)],
-    ]),
-  );
-}
-
 function incidents(all, when, colour) {
   const text = all.map((one) =>
-    [
-      words(one.cause),
-      one.ranks.length ? `rank ${one.ranks.join(", ")}` : "",
-      `${one.from_layout || one.from_workers} → ${one.to_layout ?? one.to_workers ?? "…"}`,
-      `recovery ${seconds(one.recovery_s)}`,
-      `${plural(one.steps_lost, "step")} lost`,
-      one.state_source ? `state from ${one.state_source}` : "",
-    ]
-      .filter(Boolean)
-      .join("<br>"),
+    joined(
+      [
+        words(one.cause),
+        one.ranks.length ? `rank ${one.ranks.join(", ")}` : "",
+        `${one.from_layout || one.from_workers} → ${one.to_layout ?? one.to_workers ?? "…"}`,
+        `recovery ${seconds(one.recovery_s)}`,
+        `${plural(one.steps_lost, "step")} lost`,
+        one.state_source ? `state from ${one.state_source}` : "",
+      ],
+      "<br>",
+    ),
   );
-  return {
-    type: "scatter",
-    mode: "markers",
-    name: "incident",
-    x: all.map((one) => when(one.at)),
-    y: all.map(() => 0.5),
-    yaxis: axisName(INCIDENTS),
-    text,
-    hovertemplate: "%{text}",
-    marker: { symbol: "diamond", size: 11, color: all.map((one) => (one.closed ? colour.bad : colour.warn)) },
-  };
+  return markers(
+    INCIDENTS,
+    "incident",
+    all.map((one) => when(one.at)),
+    all.map(() => 0.5),
+    { symbol: "diamond", size: 11, color: all.map((one) => (one.closed ? colour.bad : colour.warn)) },
+    "%{text}",
+    { text },
+  );
 }
 
 // Generations as bands behind the curves, resizes and incidents as lines through all of them.
@@ -294,17 +275,4 @@ function metricTraces(series, names, x, weight, colour, first) {
       ...(validated ? [curve(row, `${name}, validation`, x, validated, colour.warn, DOTTED)] : []),
     ];
   });
-}
-
-// A part of the columns is replaced by points of a series; names that only one of them has are null in the other.
-function mergedMetrics(series, items, field, cut, rest) {
-  const columns = series[field],
-    names = new Set([...Object.keys(columns), ...items.flatMap((one) => Object.keys(one[field] ?? {}))]);
-  const part = (name, from, to) => (columns[name] ?? Array(series.step.length).fill(null)).slice(from, to);
-  return Object.fromEntries(
-    [...names].map((name) => [
-      name,
-      [...part(name, 0, cut), ...items.map((one) => one[field]?.[name] ?? null), ...part(name, rest)],
-    ]),
-  );
 }

@@ -1,8 +1,8 @@
 // What training reads: samples with the tokens in the loss marked, lengths, labels, and what is left out. Samples are shown as
 // text, and images as pictures, never as markup.
-import { $, element, facts, row, table } from "./dom.js";
+import { element, facts, fill, progress, row, table } from "./dom.js";
 import { jobPath, request } from "./api.js";
-import { percent, plural, whole } from "./format.js";
+import { joined, percent, plural, whole } from "./format.js";
 
 const TITLES = { train: "Training", validation: "Validation" };
 
@@ -12,21 +12,20 @@ export async function showPreview(id) {
   const notes = remarks.length
     ? [
         element(
-          "div",
+          "div.notice",
           remarks.map((text) => element("p", text)),
-          { class: "notice" },
         ),
       ]
     : [];
-  $("data-preview").replaceChildren(
+  fill("data-preview", [
     ...notes,
     ...Object.entries(splits).flatMap(([name, split]) => splitOf(TITLES[name] ?? name, split)),
-  );
+  ]);
   return Object.keys(splits).length > 0;
 }
 
 function splitOf(title, split) {
-  if (!split) return [element("h3", title), element("p", "No samples.", { class: "dim" })];
+  if (!split) return [element("h3", title), element("p.dim", "No samples.")];
   const counts = [
     ["Samples", whole(split.samples)],
     ["Read in each validation", split.validated === null ? "" : whole(split.validated)],
@@ -37,15 +36,14 @@ function splitOf(title, split) {
   const reasons = Object.entries(split.left_out).map(([reason, count]) => element("li", `${reason}: ${whole(count)}`));
   return [
     element("h3", title),
-    element("dl", facts(counts.filter(([, value]) => value)), { class: "facts" }),
+    element("dl.facts", facts(counts.filter(([, value]) => value))),
     ...(reasons.length ? [element("p", "Left out:"), element("ul", reasons)] : []),
     ...(split.num_labels ? [labelsOf(split)] : []),
     ...(split.num_counted
       ? [
           element(
-            "p",
+            "p.dim.small",
             `Lengths are those of the first ${plural(split.num_counted, "sample")}. The first ${whole(split.rows.length)}${split.in_loss[2] ? ", with the tokens in the loss marked" : ""}:`,
-            { class: "dim small" },
           ),
         ]
       : []),
@@ -58,46 +56,36 @@ const range = ([least, median, most]) =>
 
 function labelsOf({ labels, num_labels: count }) {
   const rows = Object.entries(labels).map(([name, share]) =>
-    row([
-      element("td", name, { class: "text" }),
-      percent(share),
-      element("progress", null, { value: share, max: 1, "aria-label": `Share of ${name}` }),
-    ]),
+    row([element("td.text", name), percent(share), progress(share, 1, `Share of ${name}`)]),
   );
   const more = count - rows.length;
-  return element(
-    "div",
-    [
-      table("Labels", ["Label", "Share", "Bar"], rows),
-      ...(more > 0 ? [element("p", `and ${plural(more, "rarer label")}`, { class: "dim small" })] : []),
-    ],
-    { class: "wide labels-read" },
-  );
+  return element("div.wide.labels-read", [
+    table("Labels", ["Label", "Share", "Bar"], rows),
+    more > 0 ? element("p.dim.small", `and ${plural(more, "rarer label")}`) : null,
+  ]);
 }
 
 function sampleOf(sample, index) {
-  const title = [
+  const title = joined([
     `Sample ${index + 1}`,
     sample.tokens ? `${plural(sample.tokens, "token")}, ${whole(sample.in_loss)} in the loss` : "",
     sample.label === null ? "" : `label ${sample.label}`,
-  ]
-    .filter(Boolean)
-    .join(", ");
+  ]);
   const image = sample.png
     ? [element("img", null, { src: `data:image/png;base64,${sample.png}`, alt: `Image of sample ${index + 1}` })]
     : [];
-  return element(
-    "figure",
-    [element("figcaption", title), ...image, ...sample.texts.flatMap((text) => textOf(text, title))],
-    { class: "media" },
-  );
+  return element("figure.media", [
+    element("figcaption", title),
+    ...image,
+    ...sample.texts.flatMap((text) => textOf(text, title)),
+  ]);
 }
 
 function textOf({ title, spans, left_out_chars: more }, sample) {
   const parts = spans.map(([text, counts]) => (counts ? element("mark", text) : text));
-  const rest = more ? [element("span", ` … ${plural(more, "more character")}`, { class: "dim" })] : [];
+  const rest = more ? [element("span.dim", ` … ${plural(more, "more character")}`)] : [];
   return [
-    ...(title ? [element("p", title, { class: "dim small" })] : []),
-    element("pre", [...parts, ...rest], { tabindex: "0", "aria-label": [sample, title].filter(Boolean).join(": ") }),
+    ...(title ? [element("p.dim.small", title)] : []),
+    element("pre", [...parts, ...rest], { tabindex: "0", "aria-label": joined([sample, title], ": ") }),
   ];
 }

@@ -1,11 +1,11 @@
 // What people have written about a job: labels, tags and notes, edited in place, also after the job has ended; and whether it is archived.
 // Notes are saved only over those that the writer has seen: if somebody else has saved others meanwhile, both are shown, and
 // the writer chooses. A label is a change of its own, so two people who add labels disturb nobody.
-import { $, button, element, fill } from "./dom.js";
+import { $, attempt, button, element, fill, fillEach, onSubmit } from "./dom.js";
 import { ask } from "./dialog.js";
-import { jobPath, request } from "./api.js";
+import { jobPath, patch, post, request, whoami } from "./api.js";
 import { moment } from "./format.js";
-import { onKey } from "./keys.js";
+import { onKey, onKeys } from "./keys.js";
 import { markdown } from "./markdown.js";
 import { ENDED } from "./states.js";
 
@@ -28,7 +28,7 @@ export function showDescription(job) {
   const notes = notesOf(job);
   if ($("notes").dataset.text !== notes) {
     $("notes").dataset.text = notes;
-    $("notes").replaceChildren(...markdown(notes));
+    fill("notes", markdown(notes));
   }
   if (base !== null && notes !== base) showConflict(notes);
   $("undescribed").hidden = Boolean(notes) || base !== null;
@@ -39,60 +39,38 @@ export function showDescription(job) {
 }
 
 const notesOf = (job) => job.spec.annotations?.[NOTES] ?? "";
-const patch = async (body, ifMatch) => changed(await request(jobPath(shown.id), { method: "PATCH", body, ifMatch }));
+const write = async (body, ifMatch) => changed(await patch(jobPath(shown.id), body, { ifMatch }));
 
 function showLabels(labels) {
   const key = JSON.stringify([may, labels]);
   if ($("labels").dataset.shown === key) return;
   $("labels").dataset.shown = key;
-  fill(
-    "labels",
-    labels.map(([name, value]) => {
-      const words = value === "" ? name : `${name}=${value}`;
-      return element(
-        "span",
-        [
-          words,
-          ...(may
-            ? [
-                button("×", () => setLabels({ [name]: null }), {
-                  class: "quiet",
-                  "aria-label": `Remove the label ${words}`,
-                }),
-              ]
-            : []),
-        ],
-        { class: "badge" },
-      );
-    }),
-  );
+  fillEach("labels", labels, ([name, value]) => {
+    const words = value === "" ? name : `${name}=${value}`;
+    return element("span.badge", [
+      words,
+      may
+        ? button("×", () => setLabels({ [name]: null }), { class: "quiet", "aria-label": `Remove the label ${words}` })
+        : null,
+    ]);
+  });
 }
 
-async function setLabels(labels) {
-  $("label-error").textContent = "";
-  try {
-    await patch({ labels });
-    return true;
-  } catch (error) {
-    $("label-error").textContent = error.message;
-    return false;
-  }
-}
+const setLabels = (labels) => attempt(() => write({ labels }), "label-error");
 
-$("add-label").addEventListener("submit", async (event) => {
-  event.preventDefault();
+onSubmit("add-label", async () => {
   const [, name, value] = /^([^=]*)=?(.*)$/.exec($("label").value.trim());
   if (name.trim() && (await setLabels({ [name.trim()]: value.trim() }))) $("label").value = "";
 });
-$("label").addEventListener("keydown", (event) => {
-  if (event.key === "Escape") {
+onKeys($("label"), {
+  Escape: () => {
     $("label").value = "";
     $("label-error").textContent = "";
     $("label").blur();
-  }
+  },
 });
 
-function write() {
+function edit() {
   if (!may || !shown || base !== null) return;
   base = notesOf(shown);
   $("notes-text").value = base;
@@ -113,7 +91,7 @@ function close() {
 
 function preview() {
   const text = $("notes-text").value;
-  $("notes-preview").replaceChildren(...markdown(text));
+  fill("notes-preview", markdown(text));
   $("notes-length").textContent = `Markdown, ${text.length} of ${MOST} letters`;
 }
 
@@ -133,7 +111,7 @@ async function save() {
   if (notesOf(shown) !== base) return showConflict(notesOf(shown));
   $("save-notes").disabled = true;
   try {
-    await patch({ annotations: { [NOTES]: text.trim() ? text : null } }, `"${shown.etag}"`);
+    await write({ annotations: { [NOTES]: text.trim() ? text : null } }, `"${shown.etag}"`);
     close();
   } catch (error) {
     if (error.status !== PRECONDITION_FAILED) $("notes-error").textContent = error.message;
@@ -154,23 +132,19 @@ function settle(text) {
   $("notes-text").focus();
 }
 
-async function leave() {
-  const isChanged = $("notes-text").value !== base;
-  if (!isChanged) return close();
+function leave() {
+  if ($("notes-text").value === base) return close();
   ask({
     title: "Leave the notes as they were",
     confirm: "Throw away",
-    words: async () => "What you have written since you began is lost.",
+    words: "What you have written since you began is lost.",
     send: async () => close(),
   });
 }
 
 $("notes-text").maxLength = MOST;
 $("notes-text").addEventListener("input", preview);
-$("notes-editor").addEventListener("submit", (event) => {
-  event.preventDefault();
-  save();
-});
+onSubmit("notes-editor", save);
 $("notes-editor").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
@@ -182,9 +156,9 @@ $("notes-editor").addEventListener("keydown", (event) => {
   }
 });
 $("leave-notes").addEventListener("click", leave);
-$("edit-notes").addEventListener("click", write);
+$("edit-notes").addEventListener("click", edit);
 $("notes").addEventListener("click", (event) => {
-  if (!event.target.closest("a") && !String(getSelection())) write();
+  if (!event.target.closest("a") && !String(getSelection())) edit();
 });
 $("notes-both").addEventListener("click", () => settle(`${$("notes-text").value.trimEnd()}\n\n${notesOf(shown)}`));
 $("notes-mine").addEventListener("click", () => {
@@ -195,20 +169,19 @@ $("notes-take").addEventListener("click", () => settle(notesOf(shown)));
 addEventListener("beforeunload", (event) => {
   if (base !== null && $("notes-text").value !== base) event.preventDefault();
 });
-onKey("n", "write notes", () => {
-  if (may && shown) {
-    $("tab-overview").click();
-    write();
-  }
-});
-onKey("l", "add a label", () => {
-  if (may && shown) {
-    $("tab-overview").click();
-    $("label").focus();
-  }
-});
+const fromKey = (act) => () => {
+  if (!may || !shown) return;
+  $("tab-overview").click();
+  act();
+};
+onKey("n", "write notes", fromKey(edit));
+onKey(
+  "l",
+  "add a label",
+  fromKey(() => $("label").focus()),
+);
 
-request("/v1/whoami").then(
+whoami().then(
   (me) => {
     may = me.permissions.includes("jobs:change");
     $("add-label").hidden = $("edit-notes").hidden = !may;
@@ -220,14 +193,9 @@ request("/v1/whoami").then(
 );
 
 $("archive").addEventListener("click", () => {
-  const verb = shown.archived_at ? "unarchive" : "archive";
-  ask({
-    title: shown.archived_at ? "Unarchive" : "Archive",
-    confirm: shown.archived_at ? "Unarchive" : "Archive",
-    words: async () =>
-      shown.archived_at
-        ? "The job is in the lists again."
-        : "Lists leave the job out, unless archived jobs are asked for. Nothing is deleted.",
-    send: async () => changed(await request(`${jobPath(shown.id)}/${verb}`, { method: "POST" })),
-  });
+  const [title, words] = shown.archived_at
+    ? ["Unarchive", "The job is in the lists again."]
+    : ["Archive", "Lists leave the job out, unless archived jobs are asked for. Nothing is deleted."];
+  const send = async () => changed(await post(`${jobPath(shown.id)}/${title.toLowerCase()}`));
+  ask({ title, words, send });
 });

@@ -1,19 +1,20 @@
 // The dialog of the buttons: what will happen and what it costs, in words, before anything does.
-import { $, element, placeOf, returnTo } from "./dom.js";
+import { $, element, fill, placeOf, returnTo } from "./dom.js";
+import { latest } from "./reading.js";
 
 let current = null,
-  opener = null,
-  asked = 0;
+  opener = null;
 
-// { title, confirm, input: [nodes], words: async (value) => text, send: async (value) => done }; the value is that of #dialog-value.
-// Without `confirm` there is nothing to do but to read. A text that `send` returns is shown, and the dialog stays open.
+// { title, confirm, input: [nodes], words, send: async (value) => done }; the value is that of #dialog-value. `words`: a text, or what
+// makes one of the value, also later. `confirm`: the words of the button, if they are not the title. Without `send` there is nothing to do
+// but to read. A text that `send` returns is shown, and the dialog stays open.
 export function ask(action) {
   current = action;
   $("dialog-title").textContent = action.title;
-  $("dialog-input").replaceChildren(...(action.input ?? []));
+  fill("dialog-input", action.input);
   $("dialog-words").textContent = "";
-  $("confirm").textContent = action.confirm ?? "";
-  $("confirm").hidden = !action.confirm;
+  $("confirm").textContent = action.confirm ?? action.title;
+  $("confirm").hidden = !action.send;
   $("dialog-error").textContent = "";
   explain();
   opener = placeOf(document.activeElement);
@@ -24,21 +25,28 @@ export function ask(action) {
 export const field = (words, attributes = {}) =>
   element("label", [`${words} `, element("input", null, { id: "dialog-value", ...attributes })]);
 
+export const choice = (words, options, attributes = {}) =>
+  element("label", [`${words} `, element("select", options, { id: "dialog-value", ...attributes })]);
+
 // The words of an open dialog are said anew: what they are about has changed.
 export function refresh() {
   if ($("dialog").open) explain();
 }
 
-async function explain() {
-  const number = ++asked; // the answer about an older input may come later
-  let words;
-  try {
-    words = await current.words($("dialog-value")?.value);
-  } catch (error) {
-    words = error.message;
-  }
-  if (number === asked) $("dialog-words").textContent = words;
-}
+// The answer about an older input may come later.
+const explain = latest(
+  async () => {
+    const { words } = current;
+    try {
+      return typeof words === "function" ? await words($("dialog-value")?.value) : words;
+    } catch (error) {
+      return error.message;
+    }
+  },
+  (words) => {
+    $("dialog-words").textContent = words;
+  },
+);
 
 $("dialog-input").addEventListener("input", explain, true);
 

@@ -2,21 +2,21 @@
 // contents are only downloaded.
 import { $, link, rows } from "./dom.js";
 import { jobPath, request } from "./api.js";
-import { bytes, moment, plural, whole } from "./format.js";
+import { bytes, joined, moment, plural, whole } from "./format.js";
+import { latest } from "./reading.js";
 
 const MOST_FILES = 1000;
-let asked = 0;
 
-export async function showFiles(id) {
-  const turn = ++asked;
-  $("files-match").oninput = () => showFiles(id).catch(() => {});
-  const query = new URLSearchParams({ match: $("files-match").value.trim() || "**", limit: MOST_FILES });
-  const page = await request(`${jobPath(id)}/files?${query}`);
-  if (turn !== asked) return;
-  const cells = (file) => [link(file.name, pathOf(id, file)), bytes(file.bytes), moment(file.modified_at)];
-  rows("files", page.items, (file) => cells(file));
+export const showFiles = latest(ask, (page, id) => {
+  rows("files", page.items, (file) => [link(file.name, pathOf(id, file)), bytes(file.bytes), moment(file.modified_at)]);
   $("no-files").hidden = Boolean(page.items.length);
   $("files-said").textContent = describe(page);
+});
+
+function ask(id) {
+  $("files-match").oninput = () => showFiles(id).catch(() => {});
+  const query = new URLSearchParams({ match: $("files-match").value.trim() || "**", limit: MOST_FILES });
+  return request(`${jobPath(id)}/files?${query}`);
 }
 
 const pathOf = (id, file) => `${jobPath(id)}/files/${file.name.split("/").map(encodeURIComponent).join("/")}`;
@@ -26,5 +26,5 @@ function describe(page) {
   const total = page.num_files ? `${first}${plural(page.num_files, "file")}, ${bytes(page.bytes)}` : "";
   if (!page.num_left_out) return total;
   const leftOut = `${plural(page.num_left_out, "file")} with ${bytes(page.bytes_left_out)} not kept (outputs.max_gib)`;
-  return [total, leftOut].filter(Boolean).join("; ");
+  return joined([total, leftOut], "; ");
 }

@@ -1,17 +1,16 @@
 // The page of all jobs. Its address holds search, filters, order and page, so that a view can be shared.
-import { $, facts, hint, svg } from "./dom.js";
+import { $, bar, fillEach, fillFacts, onSubmit, showText } from "./dom.js";
 import { Live } from "./live.js";
 import { moment, percent, plural, seconds, whole } from "./format.js";
-import { free } from "./clusters.js";
+import { free, showNodes } from "./nodes.js";
 import { COLOURS } from "./states.js";
-import { showJobs, showHeads } from "./fleet_table.js";
-import { showNodes } from "./nodes.js";
+import { showExports, showHeads, showJobs } from "./fleet_table.js";
 import { setUpSubmission } from "./submit.js";
 import { chosenIds, setUpChosen, showChosen } from "./chosen_jobs.js";
 import { setUpColumns } from "./job_columns.js";
-import { showExports } from "./job_export.js";
 import { checked, NOTHING, query } from "./job_query.js";
-import { setUpViews } from "./job_views.js";
+import { loadViews, offerViews, savedView, setUpSaving, showProblem } from "./views.js";
+import { KEPT } from "./api.js";
 
 const LIMIT = 25,
   PAUSE_MS = 300;
@@ -45,9 +44,7 @@ async function change(changes) {
     problem = error.message;
   }
   if (mine !== turn) return;
-  $("where-error").textContent = problem;
-  $("where-error").hidden = !problem;
-  $("where").setAttribute("aria-invalid", String(Boolean(problem)));
+  showProblem(problem);
   if (problem) return;
   live.close();
   applied = { ...view };
@@ -74,16 +71,13 @@ function show(fleet) {
   const now = fleet.goodput_now;
   const productive = fleet.goodput.reduce((sum, bin) => sum + bin.productive, 0),
     total = fleet.goodput.reduce((sum, bin) => sum + bin.total, 0);
-  $("totals").replaceChildren(
-    ...facts([
-      ...Object.entries(fleet.num_by_state).map(([state, count]) => [state, whole(count)]),
-      ["Goodput of active jobs", now ? percent(now.ratio) : "–"],
-      ["Goodput, last 24 h", total ? percent(productive / total) : "–"],
-      ["Worker time requested (24 h)", seconds(total)],
-    ]),
-  );
-  $("exposure").textContent = fleet.exposure;
-  $("exposure").hidden = !fleet.exposure;
+  fillFacts("totals", [
+    ...Object.entries(fleet.num_by_state).map(([state, count]) => [state, whole(count)]),
+    ["Goodput of active jobs", now ? percent(now.ratio) : "–"],
+    ["Goodput, last 24 h", total ? percent(productive / total) : "–"],
+    ["Worker time requested (24 h)", seconds(total)],
+  ]);
+  showText("exposure", fleet.exposure);
   const alive = fleet.nodes.filter((node) => node.alive);
   const away = fleet.clusters.filter((one) => !one.connected).map((one) => one.name),
     several = fleet.clusters.length > 1;
@@ -110,15 +104,38 @@ function showFilter(clusters, chosen) {
 // The goodput of the cluster over the last day, a column for each ten minutes: the coloured part was productive.
 function showDay(bins) {
   const last = bins.length ? bins[bins.length - 1].at : 0;
-  $("goodput").replaceChildren(
-    ...bins.map((bin) => {
-      const share = bin.total ? bin.productive / bin.total : 0;
-      const place = { x: 143 - (last - bin.at) / 600, y: 10 - 10 * share, width: 1.02, height: 10 * share };
-      return svg("rect", { ...place, class: "productive" }, [
-        hint(`${moment(bin.at)}: ${percent(share)} of ${seconds(bin.total)}`),
-      ]);
+  fillEach("goodput", bins, (bin) => {
+    const share = bin.total ? bin.productive / bin.total : 0;
+    return bar(
+      `${moment(bin.at)}: ${percent(share)} of ${seconds(bin.total)}`,
+      143 - (last - bin.at) / 600,
+      10 - 10 * share,
+      1.02,
+      10 * share,
+      { class: "productive" },
+    );
+  });
+}
+
+// The views of the table.
+function setUpViews() {
+  $("views").addEventListener("change", () => {
+    const saved = savedView($("views").value);
+    $("drop-view").disabled = !saved;
+    change({ ...NOTHING, ...(saved ? { ...saved.view, archived: saved.view.archived ? "true" : "" } : {}) });
+  });
+  setUpSaving({
+    title: "Save this view",
+    words: "Condition, order, columns and filters are kept under this name, for all who see the project.",
+    usual: () => view.project,
+    document: (before) => ({
+      ...Object.fromEntries(KEPT.map((key) => [key, view[key]])),
+      archived: view.archived === "true",
+      workspace: before?.workspace ?? null,
     }),
-  );
+    shown: offerViews,
+  });
+  loadViews().then(() => offerViews(""));
 }
 
 $("state").append(...Object.keys(COLOURS).map((state) => new Option(state, state)));
@@ -131,14 +148,11 @@ for (const name of TEXTS) {
 }
 $("archived").addEventListener("change", () => change({ archived: $("archived").checked ? "true" : "" }));
 $("cluster-filter").addEventListener("change", () => change({ cluster: $("cluster-filter").value }));
-$("filters").addEventListener("submit", (event) => {
-  event.preventDefault();
-  change({ where: $("where").value.trim() });
-});
+onSubmit("filters", () => change({ where: $("where").value.trim() }));
 $("before").addEventListener("click", () => change({ offset: String(Math.max(0, Number(view.offset) - LIMIT)) }));
 $("after").addEventListener("click", () => change({ offset: String(Number(view.offset) + LIMIT) }));
 setUpSubmission();
 setUpChosen(view, () => showExports(applied, chosenIds()));
 setUpColumns(view, change);
-setUpViews(view, change);
+setUpViews();
 change({ offset: view.offset });

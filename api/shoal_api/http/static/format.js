@@ -54,3 +54,11 @@ export function compare(a, b) {
   if (typeof a === "number" && typeof b === "number") return a - b;
   return String(a).localeCompare(String(b), undefined, { numeric: true });
 }
+
+export const wordsIn = (text) => text.split(/[\s,]+/).filter(Boolean);
+// Those of the texts that are not empty.
+export const joined = (texts, between = ", ") => texts.filter(Boolean).join(between);
+export const pairs = (labels) =>
+  Object.entries(labels)
+    .map(([key, value]) => `${key}=${value}`)
+    .join(" ");

@@ -1,6 +1,6 @@
 // Histograms of one name over the steps of a job, in one of three views. All of a view's histograms share their bins:
 // between the lowest and the highest value of them all.
-import { hint, svg } from "./dom.js";
+import { bar, hint, picture, svg } from "./dom.js";
 import { whole } from "./format.js";
 
 const BINS = 32,
@@ -8,29 +8,14 @@ const BINS = 32,
   MOST_RIDGES = 24,
   WIDTH = 8,
   HEIGHT = 3;
-export const VIEWS = { map, ridges, step: bars };
+const VIEWS = { map, ridges, step: bars };
 
 // `series`: [step, histogram] in the order of steps; the last one is that of the chosen step.
 export function drawn(view, series, words) {
   const most = { map: MOST_COLUMNS, ridges: MOST_RIDGES, step: 1 }[view];
   const shown = binned(spread(series, most)),
     [width, height, parts] = VIEWS[view](shown);
-  return [
-    svg(
-      "svg",
-      {
-        viewBox: `0 0 ${width} ${height}`,
-        width: Math.max(160, width),
-        height,
-        preserveAspectRatio: "none",
-        role: "img",
-        "aria-label": words,
-        "data-view": view,
-      },
-      parts,
-    ),
-    shown,
-  ];
+  return [picture(width, height, words, parts, { width: Math.max(160, width), height, "data-view": view }), shown];
 }
 
 // Evenly spaced, the first and the last one among them.
@@ -58,29 +43,19 @@ function binned(series) {
   });
 }
 
-const named = ({ step }, parts) => svg("g", { "data-step": step }, [hint(`step ${whole(step)}`), ...parts]);
+// The shapes of each step, under its name.
+const named = (shown, shapes) =>
+  shown.map((one, at) => svg("g", { "data-step": one.step }, [hint(`step ${whole(one.step)}`), ...shapes(one, at)]));
+const block = (x, y, width, height, opacity = 1) =>
+  bar("", x, y, width, height, { fill: "currentColor", "fill-opacity": opacity });
 
 // Columns are steps, rows bins; darker: more values.
 function map(shown) {
-  const cell = (part, column, bin) =>
-    svg("rect", {
-      x: column * WIDTH,
-      y: (BINS - 1 - bin) * HEIGHT,
-      width: WIDTH,
-      height: HEIGHT,
-      fill: "currentColor",
-      "fill-opacity": Math.max(0.08, Math.sqrt(part)),
-    });
-  return [
-    shown.length * WIDTH,
-    BINS * HEIGHT,
-    shown.map((one, column) =>
-      named(
-        one,
-        one.parts.flatMap((part, bin) => (part ? [cell(part, column, bin)] : [])),
-      ),
-    ),
-  ];
+  const shapes = (one, column) =>
+    one.parts.flatMap((part, bin) =>
+      part ? [block(column * WIDTH, (BINS - 1 - bin) * HEIGHT, WIDTH, HEIGHT, Math.max(0.08, Math.sqrt(part)))] : [],
+    );
+  return [shown.length * WIDTH, BINS * HEIGHT, named(shown, shapes)];
 }
 
 // Lines are steps, the newest one in front; values grow to the right.
@@ -95,7 +70,7 @@ function ridges(shown) {
   return [
     BINS * WIDTH,
     rise + (shown.length - 1) * gap + 2,
-    shown.map((one, row) => named(one, [svg("path", { d: line(one, row), class: "ridge" })])),
+    named(shown, (one, row) => [svg("path", { d: line(one, row), class: "ridge" })]),
   ];
 }
 
@@ -103,26 +78,9 @@ function ridges(shown) {
 function bars(shown) {
   const height = BINS * HEIGHT,
     top = Math.max(...shown.flatMap((one) => one.parts)) || 1;
-  return [
-    BINS * WIDTH,
-    height,
-    shown.map((one) =>
-      named(
-        one,
-        one.parts.flatMap((part, bin) =>
-          part
-            ? [
-                svg("rect", {
-                  x: bin * WIDTH,
-                  y: height * (1 - part / top),
-                  width: WIDTH - 1,
-                  height: (height * part) / top,
-                  fill: "currentColor",
-                }),
-              ]
-            : [],
-        ),
-      ),
-    ),
-  ];
+  const shapes = (one) =>
+    one.parts.flatMap((part, bin) =>
+      part ? [block(bin * WIDTH, height * (1 - part / top), WIDTH - 1, (height * part) / top)] : [],
+    );
+  return [BINS * WIDTH, height, named(shown, shapes)];
 }

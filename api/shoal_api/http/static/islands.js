@@ -3,33 +3,31 @@ import { $, element, link, rows, say } from "./dom.js";
 import { jobPage, jobPath, request } from "./api.js";
 import { bytes, clock, number, percent, plural, seconds, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
+import { latest } from "./reading.js";
 
 const MOST_ISLANDS = 64;
-let asked = 0;
 
-export async function showIslands({ id, spec }) {
-  const turn = ++asked;
-  const { run, num } = spec.islands;
+function ask({ id, spec }) {
   const query = new URLSearchParams({
-    where: `islands.run == "${run}"`,
+    where: `islands.run == "${spec.islands.run}"`,
     columns: "islands.index",
     archived: true,
     limit: MOST_ISLANDS,
   });
-  const [ledger, jobs] = await Promise.all([request(`${jobPath(id)}/rounds`), request(`/v1/jobs?${query}`)]);
-  if (turn !== asked) return;
+  return Promise.all([request(`${jobPath(id)}/rounds`), request(`/v1/jobs?${query}`)]);
+}
+
+export const showIslands = latest(ask, ([ledger, jobs], { spec }) => {
   const byIsland = new Map(jobs.items.map((job) => [job.values["islands.index"], job]));
   const closed = ledger.items.filter((round) => round.decision);
   $("islands-card").hidden = false;
-  rows(
-    "islands",
-    Array.from({ length: num }, (_, island) => island),
-    (island) => cells(island, byIsland.get(island), ledger.items, closed),
-    (island) => ({ "data-island": island }),
-  );
+  rows("islands", [...Array(spec.islands.num).keys()], (island) => [
+    ...cells(island, byIsland.get(island), ledger.items, closed),
+    { "data-island": island },
+  ]);
   const loss = closed.length ? `Mean loss in round ${whole(closed[0].round)}: ${number(closed[0].loss)}. ` : "";
   say("open-round", loss + describe(ledger.items, closed, byIsland), "dim");
-}
+});
 
 function cells(island, job, rounds, closed) {
   const newest = rounds.find((round) => arrivalOf(round, island));
@@ -37,7 +35,7 @@ function cells(island, job, rounds, closed) {
   const arrival = newest && arrivalOf(newest, island);
   return [
     whole(island),
-    job ? element("td", link(job.name, jobPage(job.id)), { class: "title" }) : "deleted, or not visible",
+    job ? element("td.title", link(job.name, jobPage(job.id))) : "deleted, or not visible",
     job ? badge(job.state, job.queue_position) : "–",
     whole(newest?.round),
     behind(newest, rounds, missed, closed),
@@ -64,7 +62,7 @@ function share(island, closed) {
   const round = closed.find((one) => memberOf(one, island) || one.decision.absent.includes(island));
   if (!round) return "–";
   const member = memberOf(round, island);
-  return member ? percent(member.weight) : element("span", "not in it", { class: "warn" });
+  return member ? percent(member.weight) : element("span.warn", "not in it");
 }
 
 // A paused island is not waited for, and neither is one that has ended. Several rounds of pairs may be open.

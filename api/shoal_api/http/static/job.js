@@ -1,16 +1,14 @@
 // The page of one job: one stream of its overview, of which each part is shown by a module of its own.
-import { $, link } from "./dom.js";
+import { $, fill, link } from "./dom.js";
 import { jobPath, request } from "./api.js";
-import { Live, throttled } from "./live.js";
+import { Live } from "./live.js";
 import { showHead, titled } from "./job_head.js";
 import { Curves } from "./curves.js";
-import { append } from "./columns.js";
-import { showIncidents } from "./incidents.js";
 import { showIslands } from "./islands.js";
 import { showWorkers } from "./layout_grid.js";
 import { addLines, downloadOf, filters, goToLine, takeFilters } from "./logs.js";
 import { setUpTabs } from "./tabs.js";
-import { addEvents } from "./history.js";
+import { addEvents, showAccounts, showIncidents } from "./history.js";
 import { goToStep, showCheckpoints } from "./checkpoints.js";
 import { showProfiles } from "./profiles.js";
 import { showPreview } from "./data_preview.js";
@@ -20,14 +18,16 @@ import { ENDED } from "./states.js";
 import { showSpec } from "./spec.js";
 import { showDescription, whenDescribed } from "./description.js";
 import { showActions } from "./actions.js";
-import { showAccounts } from "./goodput.js";
 import { System } from "./system.js";
+import { append } from "./curve_data.js";
+import { follow, throttled } from "./reading.js";
 
 const id = decodeURIComponent(location.pathname.split("/")[2]);
 const stream = `${jobPath(id)}/overview?logs=true`;
 const MAX_POINTS = 4000,
   RETRY_MS = 2000,
   ISLANDS_MS = 5000,
+  POLL_MS = 10000,
   HIDDEN_MS = 30000;
 const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [], clusters: [] };
 const curves = new Curves(id, shown);
@@ -39,9 +39,9 @@ const showData = async (id) => {
 };
 const SECTIONS = {
   system: () => system.start(),
-  data: () => follow(showData),
-  media: () => follow(showMedia),
-  files: () => follow(showFiles),
+  data: () => followed(showData),
+  media: () => followed(showMedia),
+  files: () => followed(showFiles),
 };
 const mounted = new Set();
 // The job changes at each step, and a round closes now and then.
@@ -92,10 +92,7 @@ const live = new Live({
 });
 
 // Nothing tells the server of new media and files: the page reads again while it is looked at, until the job has ended.
-function follow(show) {
-  show(id).catch(() => {});
-  if (!ENDED.has(shown.job.status.state)) setTimeout(follow, document.hidden ? 60000 : 10000, show);
-}
+const followed = (show) => follow(() => show(id).then(() => ENDED.has(shown.job.status.state)), POLL_MS);
 
 const panels = Object.fromEntries(
   [...document.querySelectorAll("[data-tab]")].map((panel) => [panel.dataset.tab, panel]),
@@ -140,10 +137,7 @@ function begin() {
     },
     (error) => {
       $("missing").hidden = false;
-      $("missing").replaceChildren(
-        error.status === 404 ? `There is no job ${id}. ` : `${error.message}. `,
-        link("All jobs", "/"),
-      );
+      fill("missing", [error.status === 404 ? `There is no job ${id}. ` : `${error.message}. `, link("All jobs", "/")]);
       $("live").textContent = error.status === 404 ? "no job" : "disconnected";
       if (error.status !== 404) setTimeout(begin, RETRY_MS);
     },

@@ -1,5 +1,5 @@
 // Which columns the table has: the usual ones, or any names that conditions can use. Also how a value of a column is shown.
-import { $, element, fill } from "./dom.js";
+import { $, element, fillEach } from "./dom.js";
 import { request } from "./api.js";
 import { brief, moment, whole } from "./format.js";
 import { bare, split } from "./job_query.js";
@@ -41,21 +41,18 @@ function list(view, change) {
     ...fields,
   ];
   const found = known.filter(({ name, meaning }) => !word || `${name} ${meaning}`.toLowerCase().includes(word));
-  fill(
-    "column-list",
-    found.map(({ name, meaning }) => {
-      const box = element("input", null, {
-        type: "checkbox",
-        "data-column": name,
-        click: () => {
-          const before = split(view.columns);
-          change({ columns: (box.checked ? [...before, name] : before.filter((one) => one !== name)).join(",") });
-        },
-      });
-      box.checked = now.includes(name);
-      return element("li", element("label", [box, ` ${name}`], { title: meaning || undefined }));
-    }),
-  );
+  fillEach("column-list", found, ({ name, meaning }) => {
+    const box = element("input", null, {
+      type: "checkbox",
+      "data-column": name,
+      click: () => {
+        const before = split(view.columns);
+        change({ columns: (box.checked ? [...before, name] : before.filter((one) => one !== name)).join(",") });
+      },
+    });
+    box.checked = now.includes(name);
+    return element("li", element("label", [box, ` ${name}`], { title: meaning || undefined }));
+  });
 }
 
 export function shownValue(name, value) {

@@ -1,7 +1,20 @@
 // What the job is and does, in words and numbers.
-import { $, element, fillFacts } from "./dom.js";
+import { $, element, fill, fillFacts, link, showText } from "./dom.js";
 import { jobPath, request, stepPage } from "./api.js";
-import { moment, number, percent, plural, progressOf, reported, seconds, steps, unitOf, whole } from "./format.js";
+import {
+  joined,
+  moment,
+  number,
+  percent,
+  plural,
+  progressOf,
+  reported,
+  seconds,
+  steps,
+  unitOf,
+  whole,
+  words,
+} from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { holders } from "./holders.js";
 import { noteState } from "./notify.js";
@@ -19,34 +32,26 @@ export function showHead(job, shown) {
   const { clusters } = shown,
     status = job.status;
   titled(job);
-  $("title").replaceChildren(`${job.name} `, badge(status.state, job.queue?.position));
+  fill("title", [`${job.name} `, badge(status.state, job.queue?.position)]);
   $("sentence").textContent = sentence(job);
   $("progress").value = progressOf(status) ?? 0;
   $("progress").hidden = progressOf(status) === null;
-  $("message").textContent = [
-    status.message,
-    status.note,
-    job.queue && job.queue.reason !== status.message ? job.queue.reason : "",
-  ]
-    .filter(Boolean)
-    .join(" ");
-  $("message").hidden = !$("message").textContent;
+  const reason = job.queue && job.queue.reason !== status.message ? job.queue.reason : "";
+  showText("message", joined([status.message, status.note, reason], " "));
   $("message").className = status.state === "FAILED" ? "bad" : "dim";
-  $("way-out").textContent = wayOut(status);
-  $("way-out").hidden = !wayOut(status);
+  showText("way-out", wayOut(status));
   $("incidents-card").hidden = !status.attempt;
   fillFacts("vital", status.state === "QUEUED" ? queue(job) : vital(job));
-  const about = [
-    ...where(job, clusters),
-    ...command(job.spec),
-    ...heldBack(status.held_back),
+  fillFacts("facts", [
+    where(job, clusters),
+    command(job.spec),
+    status.held_back && ["Why not more workers", status.held_back.reason],
     ...known([["Validation loss", number(status.val_loss)]]),
-    ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []),
+    status.incidents ? ["Incidents", `${whole(status.incidents)}, ${lost(job)}`] : null,
     ...status.alerts.map((alert) => [`Alert ${alert.condition}`, alertWords(alert)]),
-    ...origin(job.spec),
-    ...best(job),
-  ];
-  fillFacts("facts", about);
+    origin(job.spec),
+    best(job),
+  ]);
   fillFacts(
     "more-facts",
     known([
@@ -129,9 +134,9 @@ function vital(job) {
 const quoted = (word) => (/^[\w@%+=:,.\/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`);
 const command = ({ script, loop }) => {
   const program = script || loop;
-  if (!program) return [];
-  const words = [...(program.module ? ["-m", program.module] : [program.file]), ...program.args].map(quoted).join(" ");
-  return [["Command", element("code", words, { title: script ? `as by ${script.launcher}` : "in place" })]];
+  if (!program) return null;
+  const typed = [...(program.module ? ["-m", program.module] : [program.file]), ...program.args].map(quoted).join(" ");
+  return ["Command", element("code", typed, { title: script ? `as by ${script.launcher}` : "in place" })];
 };
 const lost = (job) =>
   reported(job, steps(job.status)) === "not reported"
@@ -142,44 +147,30 @@ const known = (pairs) => pairs.filter(([, value]) => value !== "–");
 function queue({ queue: place, spec, created_at: created }) {
   const wants = `${plural(spec.elasticity.min_workers, "worker")}${spec.elasticity.max_workers > spec.elasticity.min_workers ? `, at most ${spec.elasticity.max_workers}` : ""}`;
   return [
-    ...(place
-      ? [
-          ["Position in the queue", place.position],
-          ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],
-        ]
-      : []),
+    place && ["Position in the queue", place.position],
+    place && ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],
     ["Waiting since", moment(created)],
     ["Wants at least", wants],
     ["Priority", spec.priority],
-    ...(place?.holders.length ? [["Waiting for", element("span", holders(place.holders))]] : []),
+    place?.holders.length ? ["Waiting for", element("span", holders(place.holders))] : null,
   ];
 }
 // Where it runs, if there is a choice: with what the spec wants, if that is another one.
 function where({ spec, status }, clusters) {
-  if (clusters.length < 2) return [];
+  if (clusters.length < 2) return null;
   const wanted = spec.worker.cluster,
     away = clusters.find((one) => one.name === status.cluster && !one.connected);
   const goesTo = wanted === "any" || wanted === status.cluster ? "" : status.cluster ? `, to ${wanted}` : wanted;
-  return [["Cluster", `${status.cluster || (wanted === "any" ? "any" : "")}${goesTo}${away ? " (away)" : ""}`]];
+  return ["Cluster", `${status.cluster || (wanted === "any" ? "any" : "")}${goesTo}${away ? " (away)" : ""}`];
 }
 // What it began with: the checkpoint of another job, or a file of weights.
-const origin = ({ continue_from: from, init_from: file }) =>
-  from
-    ? [
-        [
-          "Continues",
-          element(
-            "a",
-            Number.isInteger(from.step) ? `${from.job} after step ${whole(from.step)}` : `the files of ${from.job}`,
-            { href: stepPage(from.job, from.step) },
-          ),
-        ],
-      ]
-    : file
-      ? [["Begins with", file]]
-      : [];
+function origin({ continue_from: from, init_from: file }) {
+  if (!from) return file ? ["Begins with", file] : null;
+  const text = Number.isInteger(from.step) ? `${from.job} after step ${whole(from.step)}` : `the files of ${from.job}`;
+  return ["Continues", link(text, stepPage(from.job, from.step))];
+}
 function best({ spec, status: { best: standing } }) {
-  if (!standing?.best?.length) return [];
+  if (!standing?.best?.length) return null;
   const [first] = standing.best,
     kept = standing.keep ? `, its checkpoint is kept (the best ${whole(standing.keep)})` : "";
   const patience =
@@ -187,19 +178,17 @@ function best({ spec, status: { best: standing } }) {
       ? ""
       : `; ${standing.num_since} of ${spec.validation.patience} validations without an improvement`;
   return [
-    ["Best validation", `${standing.metric} ${number(first.value)} after step ${whole(first.step)}${kept}${patience}`],
+    "Best validation",
+    `${standing.metric} ${number(first.value)} after step ${whole(first.step)}${kept}${patience}`,
   ];
 }
-const heldBack = (answer) => (!answer ? [] : [["Why not more workers", answer.reason]]);
 const snapshots = (status) =>
   status.snapshot_every_steps === null
     ? "–"
     : `every ${status.snapshot_every_steps === 1 ? "step" : `${number(status.snapshot_every_steps)} steps`}, ${percent(status.snapshot_share)}`;
+const repeats = ({ at_most: most }) =>
+  `repeats ${most === null ? "the steps since the last checkpoint" : `at most ${plural(most, "step")}`}`;
 const workerLoss = ({ worker_loss: bound }) =>
-  !bound
-    ? "–"
-    : `repeats ${bound.at_most === null ? "the steps since the last checkpoint" : `at most ${plural(bound.at_most, "step")}`}${bound.reason ? `: ${bound.reason}` : ""}`;
+  bound ? repeats(bound) + (bound.reason ? `: ${bound.reason}` : "") : "–";
 const nodeLoss = ({ node_loss: bound }) =>
-  !bound
-    ? "–"
-    : `repeats ${bound.at_most === null ? "the steps since the last checkpoint" : `at most ${plural(bound.at_most, "step")}`}, ${whole(bound.now)} now (${bound.protection.replaceAll("_", " ")})`;
+  bound ? `${repeats(bound)}, ${whole(bound.now)} now (${words(bound.protection)})` : "–";

@@ -18,22 +18,20 @@ export function describeKeys(keys, words) {
 export const keysOfPage = () => [...declared];
 export const bind = (key, act) => actions.set(key, act);
 
+const isModified = (event) => event.ctrlKey || event.metaKey || event.altKey;
+function press(event, act) {
+  if (!act || isModified(event)) return;
+  event.preventDefault();
+  act(event);
+}
+// Keys of a control: what each does while the control has the focus.
+export const onKeys = (control, acts) => control.addEventListener("keydown", (event) => press(event, acts[event.key]));
+
 addEventListener(
   "keydown",
   (event) => {
-    if (
-      event.ctrlKey ||
-      event.metaKey ||
-      event.altKey ||
-      document.querySelector("dialog[open]") ||
-      event.target.closest("input, textarea, select, [contenteditable]")
-    )
-      return;
-    const act = actions.get(event.key);
-    if (act) {
-      event.preventDefault();
-      act();
-    }
+    const isWriting = event.target.closest("input, textarea, select, [contenteditable]");
+    if (!isWriting && !document.querySelector("dialog[open]")) press(event, actions.get(event.key));
   },
   { capture: true },
 );

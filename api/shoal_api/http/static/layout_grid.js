@@ -1,5 +1,5 @@
 // The ranks on their nodes, coloured by their place on an axis of the layout, framed by their state: one sees the group re-form.
-import { $, element, fill, rows, smallLine } from "./dom.js";
+import { $, element, fillEach, rows, smallLine } from "./dom.js";
 import { bytes, number, percent, words } from "./format.js";
 
 // tp varies fastest, pp slowest; see Layout in contract/layout.py. ep uses ranks of fsdp, so it is no axis here.
@@ -23,28 +23,20 @@ export function showWorkers(workers, job) {
     const name = worker.node_ip || worker.node_id || "being placed";
     nodes.set(name, [...(nodes.get(name) || []), worker]);
   }
-  fill(
+  fillEach(
     "grid",
-    [...nodes]
-      .sort(([a], [b]) => a.localeCompare(b))
-      .map(([name, on]) =>
+    [...nodes].sort(([a], [b]) => a.localeCompare(b)),
+    ([name, on]) =>
+      element("div.node", [
+        smallLine(name),
         element(
-          "div",
-          [
-            smallLine(name),
-            element(
-              "div",
-              on.map((worker) => cell(worker, degrees, axis)),
-              { class: "cells" },
-            ),
-          ],
-          { class: "node" },
+          "div.cells",
+          on.map((worker) => cell(worker, degrees, axis)),
         ),
-      ),
+      ]),
   );
-  fill(
-    "cell-key",
-    STATES.map((state) => element("li", [element("span", "", { class: `swatch mark ${state}` }), state])),
+  fillEach("cell-key", STATES, (state) =>
+    element("li", [element("span", "", { class: `swatch mark ${state}` }), state]),
   );
   rows("workers", workers, (one) => [
     one.rank ?? "–",
@@ -102,6 +94,6 @@ function showChoice(axes) {
     names = axes.join();
   if ($("colour").dataset.axes === names) return;
   $("colour").dataset.axes = names;
-  $("colour").replaceChildren(...axes.map((axis) => new Option(axis, axis)));
+  fillEach("colour", axes, (axis) => new Option(axis, axis));
   if (axes.includes(before)) $("colour").value = before;
 }

@@ -78,24 +78,3 @@ export class Live {
     this.url = null;
   }
 }
-
-// Returns a function that has `read` called soon, but not more often than every `ms`; while the service is away, again and again.
-export function throttled(read, ms) {
-  let timer = null,
-    readAt = 0;
-  return function soon() {
-    timer ??= setTimeout(
-      async () => {
-        timer = null;
-        readAt = Date.now();
-        try {
-          await read();
-        } catch (error) {
-          if (error.status) throw error;
-          soon();
-        }
-      },
-      Math.max(0, readAt + ms - Date.now()),
-    );
-  };
-}

@@ -1,15 +1,12 @@
 // Begins a session: with the token that is typed in, or with the code of a link, which is behind the # of the address. A link
 // that is pasted into a tab at this page changes only that part, so the page is not loaded again and has to look itself.
-import { $ } from "./dom.js";
-import { request } from "./api.js";
+import { $, attempt, onSubmit } from "./dom.js";
+import { post, request } from "./api.js";
 
 let target = "/";
 
 addEventListener("hashchange", readAddress);
-$("login").addEventListener("submit", (event) => {
-  event.preventDefault();
-  logIn({ token: $("token").value.trim() });
-});
+onSubmit("login", () => logIn({ token: $("token").value.trim() }));
 if (!readAddress())
   request("/v1/whoami", { anonymous: true }).then(
     () => location.replace(target),
@@ -29,14 +26,6 @@ function readAddress() {
 }
 
 async function logIn(body) {
-  $("submit").disabled = true;
-  $("verdict").textContent = "";
-  try {
-    await request("/v1/session", { method: "POST", body });
-    location.replace(target);
-  } catch (error) {
-    $("verdict").textContent = error.message;
-    $("submit").disabled = false;
-    $("token").focus();
-  }
+  const begin = () => post("/v1/session", body).then(() => location.replace(target));
+  if (!(await attempt(begin, "verdict", "submit"))) $("token").focus();
 }

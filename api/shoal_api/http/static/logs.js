@@ -5,7 +5,6 @@ import { $, element } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { clock, moment, plural, whole } from "./format.js";
 import { LineList } from "./line_list.js";
-import { finder, isEvent, prepared } from "./log_filter.js";
 
 const MAX_LINES = 100000,
   SLACK = 1000,
@@ -240,7 +239,7 @@ function lineElement(line) {
   });
   return element(
     "div",
-    [time, element("span", ` ${line.rank === null ? "-" : `rank ${line.rank}`} `, { class: "dim" }), ...marked(line)],
+    [time, element("span.dim", ` ${line.rank === null ? "-" : `rank ${line.rank}`} `), ...marked(line)],
     {
       class: [
         "line",
@@ -257,6 +256,42 @@ function marked(line) {
   const [at, length] = search(line) ?? [0, 0],
     text = line.text.trimEnd();
   return length ? [text.slice(0, at), element("mark", text.slice(at, at + length)), text.slice(at + length)] : [text];
+}
+
+// What filters look at in a line, and what the search finds.
+const ERROR = /\b(error|exception|traceback|critical|fatal|failed)\b/i,
+  WARNING = /\bwarn(ing)?\b/i;
+
+const isEvent = (line) => line.stream === "shoal";
+const levelOf = ({ text }) => (ERROR.test(text) ? "error" : WARNING.test(text) ? "warning" : "info");
+// Made once for a line, when it comes.
+const prepared = (line) => ({ ...line, low: line.text.toLowerCase(), level: levelOf(line) });
+
+// Words are looked for in any case, and so is a regular expression between slashes: /loss (nan|inf)/. find(line): the place of the first
+// hit and its length, or null. mistake: what is wrong with the expression, which then finds nothing.
+function finder(words) {
+  const low = words.toLowerCase(),
+    between = /^\/(.+)\/$/.exec(words);
+  if (!between)
+    return {
+      mistake: "",
+      find(line) {
+        const at = line.low.indexOf(low);
+        return at < 0 ? null : [at, low.length];
+      },
+    };
+  try {
+    const pattern = new RegExp(between[1], "iu");
+    return {
+      mistake: "",
+      find({ text }) {
+        const hit = pattern.exec(text.trimEnd());
+        return hit && [hit.index, hit[0].length];
+      },
+    };
+  } catch (error) {
+    return { mistake: error.message, find: () => null };
+  }
 }
 
 filter = accepted();

@@ -1,4 +1,5 @@
-// How a run looks: its colour is the same on every page, and runs of one chart that share it differ by their dashes. Pure.
+// Colours. Those of charts are read from the style sheet, so that light and dark are decided in one place. That of a run is the same on
+// every page, and runs of one chart that share it differ by their dashes.
 export const PALETTE = [
   "#2f7de1",
   "#e07b39",
@@ -34,3 +35,15 @@ function hash(text) {
   for (let at = 0; at < text.length; at += 1) value = Math.imul(value ^ text.charCodeAt(at), 16777619);
   return value >>> 8;
 }
+
+export function colours() {
+  const style = getComputedStyle(document.documentElement);
+  return Object.fromEntries(
+    ["ink", "dim", "line", "card", "accent", "run", "done", "bad", "warn", "queue", "purple", "blue"].map((name) => [
+      name,
+      style.getPropertyValue(`--${name}`).trim(),
+    ]),
+  );
+}
+const dark = matchMedia("(prefers-color-scheme: dark)");
+export const onThemeChange = (redraw) => dark.addEventListener("change", redraw);

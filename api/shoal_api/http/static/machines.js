@@ -1,17 +1,16 @@
-// The page of the fleet: nodes, which are cordoned and drained; its other parts are in timeline.js, timeline_range.js, queue.js, quotas.js and
+// The page of the fleet: nodes, which are cordoned and drained; its other parts are in timeline.js, queue.js, quotas.js and
 // spent.js. The stream of the overview says when something has changed; the rest is read then, but not more often than every three
 // seconds.
-import { $, button, element, fill, small } from "./dom.js";
-import { request } from "./api.js";
+import { $, button, element, small } from "./dom.js";
+import { post, remove, request, whoami } from "./api.js";
 import { ask, field } from "./dialog.js";
-import { Live, throttled } from "./live.js";
-import { head } from "./clusters.js";
-import { nodeCard } from "./nodes.js";
-import { showTimeline } from "./timeline.js";
-import { readTimeline, setUpRange } from "./timeline_range.js";
+import { Live } from "./live.js";
+import { showNodes } from "./nodes.js";
+import { readTimeline, setUpRange, showTimeline } from "./timeline.js";
 import { showQueue } from "./queue.js";
 import { showQuotas } from "./quotas.js";
 import { showSpent } from "./spent.js";
+import { throttled } from "./reading.js";
 
 const READ_MS = 3000;
 let me = null,
@@ -23,19 +22,24 @@ setUpRange(read);
 const live = new Live({
   fleet(fleet) {
     shown = fleet;
-    showNodes();
+    showAll();
     soon();
   },
 });
-request("/v1/whoami").then((found) => {
+whoami().then((found) => {
   me = found;
   may = new Set(me.permissions);
   tell("cluster-role", "cluster:change", "To cordon and drain nodes");
   tell("quota-role", "quotas:change", "To change quotas");
-  if (shown) showNodes();
+  if (shown) showAll();
   soon();
 });
 live.open("/v1/overview?limit=1");
+
+const showAll = () =>
+  showNodes(shown.nodes, shown.clusters, (node) =>
+    node.alive && may.has("cluster:change") ? element("div.controls", buttons(node)) : null,
+  );
 
 // Why there are no buttons.
 function tell(id, permission, what) {
@@ -56,30 +60,40 @@ async function read() {
   showSpent(timeline);
 }
 
-function showNodes() {
-  const { nodes, clusters } = shown,
-    several = clusters.length > 1;
-  const made = (node) =>
-    nodeCard(
-      node,
-      node.alive && may.has("cluster:change") ? [element("div", buttons(node), { class: "controls" })] : [],
-    );
-  fill(
-    "nodes",
-    several
-      ? clusters.flatMap((one) => [head(one), ...nodes.filter((node) => node.cluster === one.name).map(made)])
-      : nodes.map(made),
-  );
-  if (!nodes.length) $("nodes").textContent = "No node has joined yet.";
-}
-
 function buttons(node) {
   const name = node.ip || node.node_id.slice(0, 8),
     path = `/v1/nodes/${node.node_id}`;
-  const deed = (title, looks, press) => button(title, press, { class: looks, "aria-label": `${title} ${name}` });
-  const reason = () => field("Reason", { size: 30, value: "maintenance" });
+  const deed = (title, looks, action) =>
+    button(title, () => change({ title: `${title} ${name}`, confirm: title, ...action }), {
+      class: looks,
+      "aria-label": `${title} ${name}`,
+    });
+  const used = "New workers are placed there again.",
+    reason = () => field("Reason", { size: 30, value: "maintenance" });
   const runs = node.num_workers ? `${node.num_workers} of its workers` : "No worker is there, and its workers";
-  const deadline = field("It goes away in minutes", {
+  const isOurs = !node.drain || ["api", "notice"].includes(node.drain.source);
+  const cordon = node.cordon
+    ? deed("Uncordon", "", { words: used, send: () => remove(`${path}/cordon`) })
+    : deed("Cordon", "", {
+        input: reason,
+        words: "No new worker is placed there. Those that are there stay.",
+        send: (value) => post(`${path}/cordon`, { reason: value }),
+      });
+  if (!isOurs) return [cordon, small("Ray drains it.")];
+  const undo = { title: `Use ${name} again`, confirm: "Use it", words: used, send: () => remove(`${path}/drain`) };
+  if (node.drain) return [cordon, deed("Undo drain", "", undo)];
+  const drain = deed("Drain", "danger", {
+    input: () => [reason(), deadline()],
+    words: () =>
+      `${runs} leave it at their next step boundary and lose no step${minutes() ? `, and before it goes away in ${minutes()} minutes` : ""}. No new worker is placed there.`,
+    send: (value) => post(`${path}/drain`, { reason: value, deadline_s: minutes() ? 60 * minutes() : null }),
+  });
+  return [cordon, drain];
+}
+
+const minutes = () => Number($("drain-minutes").value);
+const deadline = () =>
+  field("It goes away in minutes", {
     id: "drain-minutes",
     type: "number",
     min: 0,
@@ -87,60 +101,5 @@ function buttons(node) {
     step: "any",
     placeholder: "never",
   });
-  const is_ours = !node.drain || ["api", "notice"].includes(node.drain.source);
-  return [
-    node.cordon
-      ? deed("Uncordon", "", () =>
-          change(`Uncordon ${name}`, "Uncordon", "New workers are placed there again.", () =>
-            request(`${path}/cordon`, { method: "DELETE" }),
-          ),
-        )
-      : deed("Cordon", "", () =>
-          change(
-            `Cordon ${name}`,
-            "Cordon",
-            "No new worker is placed there. Those that are there stay.",
-            (value) => request(`${path}/cordon`, { method: "POST", body: { reason: value } }),
-            [reason()],
-          ),
-        ),
-    !is_ours
-      ? small("Ray drains it.")
-      : node.drain
-        ? deed("Undo drain", "", () =>
-            change(`Use ${name} again`, "Use it", "New workers are placed there again.", () =>
-              request(`${path}/drain`, { method: "DELETE" }),
-            ),
-          )
-        : deed("Drain", "danger", () =>
-            change(
-              `Drain ${name}`,
-              "Drain",
-              () =>
-                `${runs} leave it at their next step boundary and lose no step${minutes() ? `, and before it goes away in ${minutes()} minutes` : ""}. No new worker is placed there.`,
-              (value) =>
-                request(`${path}/drain`, {
-                  method: "POST",
-                  body: { reason: value, deadline_s: minutes() ? 60 * minutes() : null },
-                }),
-              [reason(), deadline],
-            ),
-          ),
-  ];
-}
-
-const minutes = () => Number($("drain-minutes").value);
-
-// words: a text, or a function that makes one of the fields of the dialog.
-function change(title, confirm, words, send, input = []) {
-  ask({
-    title,
-    confirm,
-    input,
-    words: async () => (typeof words === "string" ? words : words()),
-    send: async (value) => {
-      await send(value);
-      await read();
-    },
-  });
-}
+const change = ({ input, send, ...action }) =>
+  ask({ ...action, input: input?.(), send: (value) => send(value).then(read) });

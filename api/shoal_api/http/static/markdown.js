@@ -2,80 +2,56 @@
 //   # heading   - item   1. item   > quote   ``` code ```   **bold**   *emphasis*   `code`   [words](address)
 import { element } from "./dom.js";
 
+const isFence = (line) => line.startsWith("```");
+const isPlain = (line) => line.trim() && !isFence(line) && !BLOCKS.some(([begin]) => begin.test(line));
+const list = (name, items) =>
+  element(
+    name,
+    items.map((item) => element("li", inline(item))),
+  );
+// How each line of a kind of block begins, and the elements of such lines, of which that is taken away.
+const BLOCKS = [
+  [/^#\s+/, (lines) => lines.map((line) => element("h3", inline(line)))],
+  [/^##\s+/, (lines) => lines.map((line) => element("h4", inline(line)))],
+  [/^###\s+/, (lines) => lines.map((line) => element("h5", inline(line)))],
+  [/^####\s+/, (lines) => lines.map((line) => element("h6", inline(line)))],
+  [/^\s*[-*]\s+/, (lines) => list("ul", lines)],
+  [/^\s*\d+\.\s+/, (lines) => list("ol", lines)],
+  [/^>\s?/, (lines) => element("blockquote", inline(lines.join(" ")))],
+];
+
 export function markdown(text) {
   const made = [],
     lines = text.split("\n");
-  for (let at = 0; at < lines.length;) {
-    const line = lines[at],
-      taken = (matches) => {
-        const from = at;
-        while (at < lines.length && matches(lines[at])) at += 1;
-        return lines.slice(from, at);
-      };
-    const heading = /^(#{1,4})\s+(.*)/.exec(line);
-    if (!line.trim()) at += 1;
-    else if (heading) {
-      made.push(element(`h${Math.min(6, heading[1].length + 2)}`, inline(heading[2])));
-      at += 1;
-    } else if (line.startsWith("```")) {
-      at += 1;
-      const code = taken((one) => !one.startsWith("```"));
-      at += 1;
-      made.push(element("pre", code.join("\n")));
-    } else if (/^\s*[-*]\s/.test(line))
-      made.push(
-        element(
-          "ul",
-          taken((one) => /^\s*[-*]\s/.test(one)).map((one) => element("li", inline(one.replace(/^\s*[-*]\s+/, "")))),
-        ),
-      );
-    else if (/^\s*\d+\.\s/.test(line))
-      made.push(
-        element(
-          "ol",
-          taken((one) => /^\s*\d+\.\s/.test(one)).map((one) => element("li", inline(one.replace(/^\s*\d+\.\s+/, "")))),
-        ),
-      );
-    else if (line.startsWith(">"))
-      made.push(
-        element(
-          "blockquote",
-          inline(
-            taken((one) => one.startsWith(">"))
-              .map((one) => one.replace(/^>\s?/, ""))
-              .join(" "),
-          ),
-        ),
-      );
-    else
-      made.push(
-        element(
-          "p",
-          inline(taken((one) => one.trim() && !/^(#{1,4}\s|```|>|\s*[-*]\s|\s*\d+\.\s)/.test(one)).join(" ")),
-        ),
-      );
+  const take = (matches) => {
+    const end = lines.findIndex((line) => !matches(line));
+    return lines.splice(0, end < 0 ? lines.length : end);
+  };
+  while (lines.length) {
+    const [begin, make] = BLOCKS.find(([begin]) => begin.test(lines[0])) ?? [];
+    if (isFence(lines[0])) {
+      lines.shift();
+      made.push(element("pre", take((line) => !isFence(line)).join("\n")));
+      lines.shift();
+    } else if (begin) made.push(make(take((line) => begin.test(line)).map((line) => line.replace(begin, ""))));
+    else if (isPlain(lines[0])) made.push(element("p", inline(take(isPlain).join(" "))));
+    else lines.shift();
   }
-  return made;
+  return made.flat();
 }
 
 const PARTS = /`([^`]+)`|\*\*([^*]+)\*\*|\*([^*]+)\*|\[([^\]]+)\]\(([^()\s]+)\)/;
 
 function inline(text) {
   const found = PARTS.exec(text);
-  if (!found) return text ? [text] : [];
+  if (!found) return text;
   const [whole, code, bold, emphasis, words, address] = found;
-  const made = code
-    ? element("code", code)
-    : bold
-      ? element("strong", inline(bold))
-      : emphasis
-        ? element("em", inline(emphasis))
-        : linked(words, address);
-  return [
-    ...(found.index ? [text.slice(0, found.index)] : []),
-    made,
-    ...inline(text.slice(found.index + whole.length)),
-  ];
+  const made =
+    (code && element("code", code)) ||
+    (bold && element("strong", inline(bold))) ||
+    (emphasis && element("em", inline(emphasis))) ||
+    linked(words, address);
+  return [text.slice(0, found.index), made, inline(text.slice(found.index + whole.length))];
 }
 
 // Addresses of the web and of this host only: any other, such as one that runs a script, stays text.

@@ -1,8 +1,8 @@
 // What a job has logged besides numbers: a slider over its steps, images, histograms over the steps, tables and texts; and
 // what its checkpoints come from. All of it is shown as text or as an image, never as markup.
-import { $, element, fill, link, row, table } from "./dom.js";
+import { $, element, fill, fillEach, link, row, table } from "./dom.js";
 import { jobPath, modelPage, request } from "./api.js";
-import { plural, seconds, whole } from "./format.js";
+import { joined, plural, seconds, whole } from "./format.js";
 import { drawn } from "./histograms.js";
 import { fillLineage } from "./lineage.js";
 
@@ -41,41 +41,30 @@ async function showStep() {
   const items = known.length ? known : (await request(`${jobPath(job)}/media?step=${step}`)).items;
   if (turn !== asked) return;
   $("media-view").parentElement.hidden = !items.some((one) => one.histograms.length);
-  fill(
-    "media-images",
-    items.flatMap((one) => one.images.map((image) => picture(one, image))),
-  );
-  fill(
-    "media-histograms",
-    items.flatMap((one) => one.histograms.map((found) => histogram(one, found))),
-  );
-  fill(
-    "media-tables",
-    items.flatMap((one) => one.tables.map((found) => logged(one, found))),
-  );
-  fill(
-    "media-texts",
-    items.flatMap((one) =>
-      one.texts.map((found) =>
-        element("figure", [
-          element("figcaption", titled(one, found.name, cut(found.text.length, found.num_chars, "characters"))),
-          element("pre", found.text),
-        ]),
-      ),
+  fillEach("media-images", items, (one) => one.images.map((image) => picture(one, image)));
+  fillEach("media-histograms", items, (one) => one.histograms.map((found) => histogram(one, found)));
+  fillEach("media-tables", items, (one) => one.tables.map((found) => logged(one, found)));
+  fillEach("media-texts", items, (one) =>
+    one.texts.map((found) =>
+      element("figure", [
+        element("figcaption", titled(one, found.name, cut(found.text.length, found.num_chars, "characters"))),
+        element("pre", found.text),
+      ]),
     ),
   );
   const dropped = recent.reduce((sum, one) => sum + one.dropped, 0);
   const held = Math.max(...recent.map((one) => one.held_s));
-  $("media-notes").textContent = [
-    ...items.flatMap((one) => one.notes),
-    dropped ? `${plural(dropped, "call")} dropped, because the storage was too slow` : "",
-    Number.isFinite(held) ? `a call kept the training thread for ${seconds(held)} at most` : "",
-  ]
-    .filter(Boolean)
-    .join("; ");
+  $("media-notes").textContent = joined(
+    [
+      ...items.flatMap((one) => one.notes),
+      dropped ? `${plural(dropped, "call")} dropped, because the storage was too slow` : "",
+      Number.isFinite(held) ? `a call kept the training thread for ${seconds(held)} at most` : "",
+    ],
+    "; ",
+  );
 }
 
-const titled = (one, name, more) => [name, one.rank ? `rank ${one.rank}` : "", more].filter(Boolean).join(", ");
+const titled = (one, name, more) => joined([name, one.rank ? `rank ${one.rank}` : "", more]);
 
 const cut = (shown, all, what) => (all > shown ? `the first ${whole(shown)} of ${whole(all)} ${what}` : "");
 
@@ -99,13 +88,11 @@ function histogram(one, newest) {
     );
   const words = `${newest.name}: ${number(newest.low)} to ${number(newest.high)}, mean ${number(newest.mean)}, standard deviation ${number(newest.std)}, ${whole(newest.num_values)} values`;
   const [image, shown] = drawn($("media-view").value, [...before, [one.step, newest]], words);
-  const more = [
+  const more = joined([
     newest.num_sampled < newest.num_values ? `a sample of ${whole(newest.num_sampled)}` : "",
     newest.num_not_finite ? `${whole(newest.num_not_finite)} not finite` : "",
     shown.length > 1 ? `steps ${whole(shown[0].step)} to ${whole(shown.at(-1).step)}` : "",
-  ]
-    .filter(Boolean)
-    .join(", ");
+  ]);
   return element("figure", [image, element("figcaption", titled(one, words, more))]);
 }
 
@@ -115,7 +102,7 @@ function logged(one, found) {
   const rows = found.rows.map((cells) => row(cells.map((cell) => (cell === null ? "–" : String(cell)))));
   return element("figure", [
     element("figcaption", titled(one, found.name, cut(found.rows.length, found.num_rows, "rows"))),
-    element("div", table(found.name, found.columns, rows), { class: "wide" }),
+    element("div.wide", table(found.name, found.columns, rows)),
   ]);
 }
 
@@ -127,11 +114,11 @@ export async function showLineage(id) {
     link(`${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""}`, modelPage(one)),
     ` is step ${whole(one.step)}`,
   ]);
-  $("registered").replaceChildren(
+  fill("registered", [
     ...(models.length
       ? ["Registered: ", ...models, "."]
       : [
           "No checkpoint of this job is registered as a model yet: the button Register, or shoal model register JOB --name NAME.",
         ]),
-  );
+  ]);
 }

@@ -1,14 +1,17 @@
 // The registry of models: all versions with their aliases, and of one version its lineage and how serving reads it. The
 // address names the open one: #project=default&model=speech&version=3, or an alias in the place of the number.
-import { $, button, element, facts, fill, link, rows, said, say, small } from "./dom.js";
-import { jobPage, modelPage, modelPath, request, stepPage } from "./api.js";
+import { $, button, element, fill, fillFacts, link, rows, said, say, small } from "./dom.js";
+import { jobPage, modelPage, modelPath, request, stepPage, whoami } from "./api.js";
 import { ask } from "./dialog.js";
 import { bytes, moment, number, plural, whole } from "./format.js";
 import { fillLineage } from "./lineage.js";
 import { deleteAlias, register, removeVersion, setAlias } from "./registering.js";
+import { follow } from "./reading.js";
 
 const READ_MS = 5000,
   MOST = 200;
+// The service answers 304, without a body, if nothing has changed.
+const STATUS = [() => say("live", "live", "run"), () => say("live", "disconnected", "bad")];
 const STATES = { damaged: "bad", deleted: "bad", failed: "bad" };
 let versions = [],
   shown = "",
@@ -20,28 +23,15 @@ addEventListener("hashchange", () => {
   showOne();
   $("version-title").focus();
 });
-request("/v1/whoami").then((me) => {
+whoami().then((me) => {
   may = new Set(me.permissions);
   $("register").hidden = !changes();
   showAll();
   showOne();
 });
-follow();
+follow(() => read().then(...STATUS), READ_MS);
 
 const changes = () => may.has("jobs:change");
-
-// Reads again while the page is looked at: the service answers 304, without a body, if nothing has changed.
-async function follow() {
-  if (!document.hidden) {
-    try {
-      await read();
-      say("live", "live", "run");
-    } catch {
-      say("live", "disconnected", "bad");
-    }
-  }
-  setTimeout(follow, READ_MS);
-}
 
 async function read() {
   const { items } = await request("/v1/models"),
@@ -74,24 +64,18 @@ function showAll() {
   $("found").textContent = versions.length
     ? `${plural(found.length, "version")}${found.length > MOST ? `; the first ${MOST} are shown` : ""}`
     : "";
-  rows(
-    "versions",
-    found.slice(0, MOST),
-    (one) => [
-      element("td", [link(one.name, modelPage(one)), one.project === "default" ? "" : small(` in ${one.project}`)], {
-        class: "title",
-      }),
-      whole(one.version),
-      aliases(one),
-      origin(one),
-      number(one.metrics.loss),
-      number(one.metrics.val_loss),
-      one.bytes ? bytes(one.bytes) : "–",
-      said(`${moment(one.registered_at)} by ${one.registered_by || "–"}`),
-      changes() ? buttons(one) : "",
-    ],
-    (one) => ({ class: "row", title: one.description, "data-version": `${one.name}@${one.version}` }),
-  );
+  rows("versions", found.slice(0, MOST), (one) => [
+    element("td.title", [link(one.name, modelPage(one)), one.project === "default" ? "" : small(` in ${one.project}`)]),
+    whole(one.version),
+    aliases(one),
+    origin(one),
+    number(one.metrics.loss),
+    number(one.metrics.val_loss),
+    one.bytes ? bytes(one.bytes) : "–",
+    said(`${moment(one.registered_at)} by ${one.registered_by || "–"}`),
+    changes() ? buttons(one) : "",
+    { class: "row", title: one.description, "data-version": `${one.name}@${one.version}` },
+  ]);
 }
 
 const named = (one) => one.lineage[0]?.name || one.job_id;
@@ -101,22 +85,18 @@ const origin = (one) =>
     one.state === null ? " (job deleted)" : "",
     STATES[one.state] ? element("span", ` ${one.state}`, { class: STATES[one.state] }) : "",
   ]);
-const aliases = (one) =>
-  one.aliases.length
-    ? element(
-        "span",
-        one.aliases.map((word) =>
-          !changes()
-            ? element("span", word, { class: "badge done" })
-            : button(`${word} ×`, () => ask(deleteAlias(one, word, read)), {
-                class: "badge done",
-                "data-alias": `${one.name}@${word}`,
-                "aria-label": `Delete the alias ${word} of ${one.name}`,
-              }),
-        ),
-        { class: "labels" },
-      )
-    : "–";
+const alias = (one, word) =>
+  changes()
+    ? button(`${word} ×`, () => ask(deleteAlias(one, word, read)), {
+        class: "badge done",
+        "data-alias": `${one.name}@${word}`,
+        "aria-label": `Delete the alias ${word} of ${one.name}`,
+      })
+    : element("span.badge.done", word);
+const aliases = (one) => {
+  const made = one.aliases.map((word) => alias(one, word));
+  return made.length ? element("span.labels", made) : "–";
+};
 const deed = (words, one, label, action, look) =>
   button(words, () => ask(action()), {
     class: look,
@@ -124,14 +104,10 @@ const deed = (words, one, label, action, look) =>
     "aria-label": label,
   });
 const buttons = (one) =>
-  element(
-    "span",
-    [
-      deed("Alias", one, `Set an alias for ${one.name}@${one.version}`, () => setAlias(one, versions, read)),
-      deed("Remove", one, `Remove ${one.name}@${one.version}`, () => removeVersion(one, read), "danger"),
-    ],
-    { class: "controls" },
-  );
+  element("span.controls", [
+    deed("Alias", one, `Set an alias for ${one.name}@${one.version}`, () => setAlias(one, versions, read)),
+    deed("Remove", one, `Remove ${one.name}@${one.version}`, () => removeVersion(one, read), "danger"),
+  ]);
 
 function chosen() {
   const asked = new URLSearchParams(location.hash.slice(1)),
@@ -159,30 +135,26 @@ function showOne() {
       : `Its checkpoint is ${one.state}: serving cannot read it. Register another one, and move its aliases.`;
   const [own] = one.lineage,
     parent = own?.parent;
-  $("version-facts").replaceChildren(
-    ...facts([
-      ["Job", link(named(one), jobPage(one.job_id))],
-      ["Checkpoint", link(`step ${whole(one.step)}`, stepPage(one.job_id, one.step))],
-      ...(parent?.job_id
-        ? [
-            [
-              "Its parent",
-              link(
-                Number.isInteger(parent.step)
-                  ? `step ${whole(parent.step)} of ${one.lineage[1]?.name || parent.job_id}`
-                  : parent.job_id,
-                stepPage(parent.job_id, parent.step),
-              ),
-            ],
-          ]
-        : []),
-      ["Size", one.bytes ? bytes(one.bytes) : "–"],
-      ["Registered", moment(one.registered_at)],
-      ["By", one.registered_by || "–"],
-      ...Object.entries(one.metrics).map(([name, value]) => [name, number(value)]),
-      ["Where", element("code", one.url)],
-    ]),
-  );
+  fillFacts("version-facts", [
+    ["Job", link(named(one), jobPage(one.job_id))],
+    ["Checkpoint", link(`step ${whole(one.step)}`, stepPage(one.job_id, one.step))],
+    parent?.job_id
+      ? [
+          "Its parent",
+          link(
+            Number.isInteger(parent.step)
+              ? `step ${whole(parent.step)} of ${one.lineage[1]?.name || parent.job_id}`
+              : parent.job_id,
+            stepPage(parent.job_id, parent.step),
+          ),
+        ]
+      : null,
+    ["Size", one.bytes ? bytes(one.bytes) : "–"],
+    ["Registered", moment(one.registered_at)],
+    ["By", one.registered_by || "–"],
+    ...Object.entries(one.metrics).map(([name, value]) => [name, number(value)]),
+    ["Where", element("code", one.url)],
+  ]);
   fillLineage(one.lineage);
   const which = one.aliases[0] ?? String(one.version),
     project = one.project === "default" ? "" : ` --project ${one.project}`;

@@ -1,6 +1,6 @@
 // A new job from one that there is: the form with its spec, and what the form changes of it, key by key, before it is submitted.
 import { element } from "./dom.js";
-import { jobPage, request, validated } from "./api.js";
+import { jobPage, submitJob, validated } from "./api.js";
 import { plural, whole } from "./format.js";
 import { differences } from "./differences.js";
 
@@ -13,7 +13,7 @@ export const form = (spec) => [
   }),
 ];
 export const submitNew = async (text) => {
-  location.href = jobPage((await request("/v1/jobs", { method: "POST", body: text, type: "application/yaml" })).id);
+  location.href = jobPage((await submitJob(text)).id);
 };
 
 // `same`: the words if the form changes nothing.
@@ -75,3 +75,12 @@ function flow(value) {
   // YAML 1.1 takes 1e-7 for a text: its numbers have a point.
   return typeof value === "number" ? String(value).replace(/^(-?\d+)e/, "$1.0e") : JSON.stringify(value);
 }
+
+// What a form begins with.
+export const example = (name) => `name: ${name}
+model: {dim: 128, num_layers: 3, num_heads: 4, num_kv_heads: 2, seq_len: 128}
+data: {corpus: python-stdlib}
+batch: {global_size: 16, micro_size: 4}
+stop: {steps: 120}
+elasticity: {min_workers: 1, max_workers: 2}
+`;

@@ -1,5 +1,5 @@
 // The form that adds a panel: of which kind, and of what.
-import { $, element } from "./dom.js";
+import { $, element, fillEach, onSubmit } from "./dom.js";
 import { offer } from "./address.js";
 import { request } from "./api.js";
 import { newPanel } from "./workspace_views.js";
@@ -12,8 +12,7 @@ export function setUpNewPanel(state, changed, problem) {
   $("kind").addEventListener("change", () => {
     $("of-x").hidden = $("kind").value !== "scatter";
   });
-  $("add").addEventListener("submit", (event) => {
-    event.preventDefault();
+  onSubmit("add", () => {
     const kind = $("kind").value,
       y = $("y").value.trim(),
       x = kind === "scatter" ? $("x").value.trim() : "";
@@ -35,6 +34,6 @@ export function setUpNewPanel(state, changed, problem) {
 export async function offerNames() {
   const { items } = await request("/v1/job-fields");
   const names = [...PLAIN, ...items.map(({ name }) => name)];
-  $("names").replaceChildren(...names.map((name) => element("option", null, { value: name })));
+  fillEach("names", names, (name) => element("option", null, { value: name }));
   offer($("axis"), names.filter(isMetric));
 }

@@ -45,7 +45,7 @@ export const alerting = ({ spec }, send) => ({
       element("textarea", (spec.alerts ?? []).join("\n"), { id: "dialog-value", rows: 4, spellcheck: "false" }),
     ]),
   ],
-  words: async () =>
+  words:
     "When one begins to hold, the job has an event: webhooks send it as mail or chat message, and Notify me shows it.",
   send: (text) => send(text.split("\n").filter((line) => line.trim())),
 });

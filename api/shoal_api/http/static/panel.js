@@ -1,14 +1,14 @@
 // One panel: a canvas with axes, and over it a second one with what follows the pointer. It draws when the grid says so.
 import { element } from "./dom.js";
 import { duration, short } from "./axes.js";
-import { drawAxes } from "./draw_axes.js";
-import { colours } from "./theme.js";
-import { drawBand, drawMarks, drawNames } from "./draw_over.js";
+import { colours } from "./looks.js";
+import { drawBand, drawGrid, drawMarks, drawNames } from "./draw_over.js";
 import { whole } from "./format.js";
 import { extentOf, linesOf, viewOf } from "./panel_lines.js";
-import { placing, Raster } from "./raster.js";
+import { Raster } from "./raster.js";
 import { isMetricAxis, nearestPoint, valueAt } from "./curve_data.js";
 import { drawBars, drawScatter } from "./panel_values.js";
+import { Pen } from "./canvas.js";
 
 const LEFT = 60,
   RIGHT = 10,
@@ -26,26 +26,27 @@ export class Panel {
     this.view = null;
     this.raster = null;
     this.version = null;
-    this.canvas = element("canvas", null, { tabindex: "0", role: "img", "aria-label": spec.y });
-    this.over = element("canvas", null, { class: "over", "aria-hidden": "true" });
-    this.words = element("div", null, { class: "words", hidden: true });
-    this.body = element("div", [this.canvas, this.over, this.words], { class: "plot" });
-    this.canvas.addEventListener("pointermove", (event) => this.hover(event));
-    this.canvas.addEventListener("pointerleave", () => {
-      if (this.drag === undefined) workspace.point(null);
-      this.words.hidden = true;
-    });
-    this.canvas.addEventListener("pointerdown", (event) => {
-      if (this.isLines && event.button === 0) {
+    this.canvas = element("canvas", null, {
+      tabindex: "0",
+      role: "img",
+      "aria-label": spec.y,
+      pointermove: (event) => this.hover(event),
+      pointerleave: () => {
+        if (this.drag === undefined) workspace.point(null);
+        this.words.hidden = true;
+      },
+      pointerdown: (event) => {
+        if (!this.isLines || event.button !== 0) return;
         this.drag = event.offsetX;
         this.canvas.setPointerCapture(event.pointerId);
-      }
+      },
+      pointerup: (event) => this.dragged(event),
+      dblclick: () => this.isLines && workspace.zoomTo(null),
+      keydown: (event) => this.key(event),
     });
-    this.canvas.addEventListener("pointerup", (event) => this.dragged(event));
-    this.canvas.addEventListener("dblclick", () => {
-      if (this.isLines) workspace.zoomTo(null);
-    });
-    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    this.over = element("canvas.over", null, { "aria-hidden": "true" });
+    this.words = element("div.words", null, { hidden: true });
+    this.body = element("div.plot", [this.canvas, this.over, this.words]);
     this.canvas.addEventListener(
       "wheel",
       (event) => {
@@ -72,16 +73,17 @@ export class Panel {
         one.width = width;
         one.height = height;
       }
-      this.context = this.canvas.getContext("2d", { alpha: false });
-      this.inner = {
+      const box = {
         left: Math.round(LEFT * ratio),
         top: Math.round(TOP * ratio),
         width: Math.round(width - (LEFT + RIGHT) * ratio),
         height: Math.round(height - (TOP + BOTTOM) * ratio),
       };
-      this.raster = new Raster(this.context, this.inner.width, this.inner.height);
+      this.pen = new Pen(this.canvas.getContext("2d", { alpha: false }), box, ratio);
+      this.penOver = new Pen(this.over.getContext("2d"), box, ratio);
+      this.raster = new Raster(this.pen);
     }
-    const { context } = this,
+    const { context } = this.pen,
       colour = colours();
     context.fillStyle = colour.card;
     context.fillRect(0, 0, width, height);
@@ -91,15 +93,7 @@ export class Panel {
     if (this.isLines) this.drawLines(shown, state, colour);
     else {
       this.view = null;
-      this.marks = (this.spec.kind === "scatter" ? drawScatter : drawBars)(
-        context,
-        this.inner,
-        this.spec,
-        shown,
-        colour,
-        ratio,
-        state.group,
-      );
+      this.marks = (this.spec.kind === "scatter" ? drawScatter : drawBars)(this.pen, this.spec, shown, colour);
       if (!this.marks.length) this.empty(colour);
     }
     this.canvas.setAttribute(
@@ -127,77 +121,47 @@ export class Panel {
       this.empty(colour);
       return;
     }
-    const { context, inner } = this,
-      ratio = devicePixelRatio || 1;
-    this.place = placing(view, inner.width, inner.height);
-    const drawn = this.lines.map((line) => ({ ...line, wide: Boolean(line.least) }));
-    this.raster.draw(drawn, view, colour.card, inner.left, inner.top);
-    context.save();
-    context.beginPath();
-    context.rect(inner.left, inner.top, inner.width, inner.height);
-    context.clip();
-    for (const line of this.lines) if (line.least) drawBand(context, inner, this.place, line, this.spec.log_y);
-    if (MARKED.has(this.spec.y) && this.lines.length <= NAMED)
-      for (const line of this.lines) drawMarks(context, inner, this.place, line, colour.bad, ratio);
-    if (this.lines.length > NAMED) drawNames(context, inner, this.place, this.lines, colour.card, ratio);
-    context.restore();
-    drawAxes(context, inner, view, colour, ratio, state.axis === "time" ? duration : short);
+    const { pen } = this,
+      drawn = this.lines.map((line) => ({ ...line, wide: Boolean(line.least) }));
+    pen.setView(view);
+    this.penOver.setView(view);
+    this.raster.draw(drawn, colour.card);
+    pen.within(() => {
+      for (const line of this.lines) if (line.least) drawBand(pen, line);
+      if (MARKED.has(this.spec.y) && this.lines.length <= NAMED)
+        for (const line of this.lines) drawMarks(pen, line, colour.bad);
+      if (this.lines.length > NAMED) drawNames(pen, this.lines, colour.card);
+    });
+    drawGrid(pen, colour, state.axis === "time" ? duration : short);
   }
 
   empty(colour) {
-    const { context, inner } = this;
-    context.fillStyle = colour.dim;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    context.fillText(
-      `No job that is shown has ${this.spec.x ? `${this.spec.x} and ` : ""}${this.spec.y}.`,
-      inner.left + inner.width / 2,
-      inner.top + inner.height / 2,
-    );
+    const { pen } = this,
+      words = `No job that is shown has ${this.spec.x ? `${this.spec.x} and ` : ""}${this.spec.y}.`;
+    pen.text(words, pen.left + pen.width / 2, pen.top + pen.height / 2, { colour: colour.dim });
   }
 
   // The line at the pointer's position in every panel, a job that is pointed at, and the part that is being chosen.
   drawOver() {
-    const context = this.over.getContext("2d"),
-      { inner } = this,
+    const pen = this.penOver,
+      { top, bottom, height, ratio } = pen,
       colour = colours(),
       { pointed, marked } = this.workspace;
-    context.clearRect(0, 0, this.over.width, this.over.height);
+    pen.context.clearRect(0, 0, this.over.width, this.over.height);
     if (!this.isLines || !this.view) return;
-    context.save();
-    context.beginPath();
-    context.rect(inner.left, inner.top, inner.width, inner.height);
-    context.clip();
     const line = marked && this.lines.find((one) => one.key === marked);
-    if (line) {
-      context.strokeStyle = line.colour;
-      context.lineWidth = 3 * (devicePixelRatio || 1);
-      context.beginPath();
-      for (let at = line.from; at < line.to; at += 1)
-        if (line.ys[at] === line.ys[at])
-          context.lineTo(inner.left + this.place.x(line.xs[at]), inner.top + this.place.y(line.ys[at]));
-      context.stroke();
-    }
-    if (pointed !== null) {
-      const x = inner.left + this.place.x(pointed);
-      context.strokeStyle = colour.dim;
-      context.lineWidth = 1;
-      context.beginPath();
-      context.moveTo(x, inner.top);
-      context.lineTo(x, inner.top + inner.height);
-      context.stroke();
-    }
-    if (this.drag !== undefined && this.dragTo !== undefined) {
-      const ratio = devicePixelRatio || 1;
-      context.fillStyle = colour.accent;
-      context.globalAlpha = 0.18;
-      context.fillRect(this.drag * ratio, inner.top, (this.dragTo - this.drag) * ratio, inner.height);
-    }
-    context.restore();
+    pen.within(() => {
+      if (line) pen.stroke(line.colour, 3 * ratio, () => pen.path(line));
+      if (pointed !== null) pen.stroke(colour.dim, 1, () => pen.segment(pen.x(pointed), top, pen.x(pointed), bottom));
+      if (this.drag !== undefined && this.dragTo !== undefined)
+        pen.shade(colour.accent, () =>
+          pen.context.rect(this.drag * ratio, top, (this.dragTo - this.drag) * ratio, height),
+        );
+    });
   }
 
   xAt(offset) {
-    return this.place.atX(offset * (devicePixelRatio || 1) - this.inner.left);
+    return this.pen.place.atX(offset * this.pen.ratio - this.pen.left);
   }
 
   hover(event) {
@@ -207,13 +171,13 @@ export class Panel {
     }
     if (!this.view) return;
     if (this.drag !== undefined) this.dragTo = event.offsetX;
-    const ratio = devicePixelRatio || 1,
-      y = event.offsetY * ratio - this.inner.top;
+    const { ratio } = this.pen,
+      y = event.offsetY * ratio;
     const valuesAt = (x) =>
       this.lines
         .map((line) => ({ line, value: valueAt(line.xs, line.ys, x) }))
         .filter(({ value }) => value === value)
-        .map((one) => ({ ...one, away: Math.abs(this.place.y(one.value) - y) }))
+        .map((one) => ({ ...one, away: Math.abs(this.pen.y(one.value) - y) }))
         .sort((a, b) => a.away - b.away);
     const free = this.xAt(event.offsetX),
       nearest = valuesAt(free)[0]?.line;
@@ -238,7 +202,7 @@ export class Panel {
   }
 
   nearestMark({ offsetX, offsetY }) {
-    const ratio = devicePixelRatio || 1,
+    const { ratio } = this.pen,
       x = offsetX * ratio,
       y = offsetY * ratio;
     const mark = this.marks.find((one) => x >= one.x0 && x <= one.x1 && y >= one.y0 && y <= one.y1);

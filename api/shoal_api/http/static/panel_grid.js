@@ -143,36 +143,27 @@ export class PanelGrid {
       made.setAttribute("aria-pressed", String(Boolean(spec[field])));
       return made;
     };
-    const name = element("h3", title, { class: "grip", title: "Drag to move" });
-    const head = element(
-      "div",
-      [
-        name,
-        element(
-          "span",
-          [
-            act("Move before", "‹", () => this.move(spec, -1)),
-            act("Move after", "›", () => this.move(spec, 1)),
-            act("Change width", "↔", () => {
-              spec.width = (spec.width % MAX_WIDTH) + 1;
-            }),
-            act("Change height", "↕", () => {
-              spec.height = (spec.height % MAX_HEIGHT) + 1;
-            }),
-            toggle("Log axis", "log", "log_y"),
-            ...(spec.kind === "lines" ? [toggle("Hide outliers", "98%", "no_outliers")] : []),
-            act("Remove", "×", () => {
-              const { panels } = this.workspace.state;
-              panels.splice(panels.indexOf(spec), 1);
-            }),
-          ],
-          { class: "acts" },
-        ),
-      ],
-      { class: "panel-head" },
-    );
-    const section = element("section", [head, panel.body, this.corner(spec)], {
-      class: "panel",
+    const name = element("h3.grip", title, { title: "Drag to move" });
+    const head = element("div.panel-head", [
+      name,
+      element("span.acts", [
+        act("Move before", "‹", () => this.move(spec, -1)),
+        act("Move after", "›", () => this.move(spec, 1)),
+        act("Change width", "↔", () => {
+          spec.width = (spec.width % MAX_WIDTH) + 1;
+        }),
+        act("Change height", "↕", () => {
+          spec.height = (spec.height % MAX_HEIGHT) + 1;
+        }),
+        toggle("Log axis", "log", "log_y"),
+        spec.kind === "lines" ? toggle("Hide outliers", "98%", "no_outliers") : null,
+        act("Remove", "×", () => {
+          const { panels } = this.workspace.state;
+          panels.splice(panels.indexOf(spec), 1);
+        }),
+      ]),
+    ]);
+    const section = element("section.panel", [head, panel.body, this.corner(spec)], {
       "data-kind": spec.kind,
       "data-y": spec.y,
     });
@@ -192,61 +183,55 @@ export class PanelGrid {
   }
 
   grip(handle, spec, section) {
-    handle.addEventListener("pointerdown", (event) => {
-      event.preventDefault();
-      handle.setPointerCapture(event.pointerId);
-      section.classList.add("moving");
-    });
-    handle.addEventListener("pointermove", (event) => {
-      if (!section.classList.contains("moving")) return;
+    const begin = () => section.classList.add("moving");
+    const move = (event) => {
       const target = document
         .elementsFromPoint(event.clientX, event.clientY)
         .map((one) => one.closest(".panel"))
         .find((one) => one && one !== section);
       const other = target && [...this.panels].find(([, one]) => one.section === target)?.[0];
-      if (other) {
-        const { panels } = this.workspace.state;
-        this.move(spec, panels.indexOf(other) - panels.indexOf(spec));
-      }
+      const { panels } = this.workspace.state;
+      if (other) this.move(spec, panels.indexOf(other) - panels.indexOf(spec));
+    };
+    drag(handle, begin, move, () => {
+      section.classList.remove("moving");
+      this.changed();
     });
-    for (const end of ["pointerup", "pointercancel"])
-      handle.addEventListener(end, () => {
-        if (section.classList.contains("moving")) {
-          section.classList.remove("moving");
-          this.changed();
-        }
-      });
   }
 
   corner(spec) {
-    const made = element("span", null, { class: "corner", "aria-hidden": "true", title: "Drag to change the size" });
+    const made = element("span.corner", null, { "aria-hidden": "true", title: "Drag to change the size" });
     let from = null;
-    made.addEventListener("pointerdown", (event) => {
-      event.preventDefault();
-      made.setPointerCapture(event.pointerId);
-      const box = made.parentElement.getBoundingClientRect();
-      from = {
-        x: event.clientX,
-        y: event.clientY,
-        wide: box.width / spec.width,
-        high: box.height / spec.height,
-        width: spec.width,
-        height: spec.height,
-      };
-    });
-    made.addEventListener("pointermove", (event) => {
-      if (!from) return;
+    const begin = (event) => {
+      const box = made.parentElement.getBoundingClientRect(),
+        { width, height } = spec;
+      from = { x: event.clientX, y: event.clientY, wide: box.width / width, high: box.height / height, width, height };
+    };
+    const move = (event) => {
       spec.width = Math.max(1, Math.min(MAX_WIDTH, from.width + Math.round((event.clientX - from.x) / from.wide)));
       spec.height = Math.max(1, Math.min(MAX_HEIGHT, from.height + Math.round((event.clientY - from.y) / from.high)));
       this.place();
-    });
-    for (const end of ["pointerup", "pointercancel"])
-      made.addEventListener(end, () => {
-        if (from) {
-          from = null;
-          this.changed();
-        }
-      });
+    };
+    drag(made, begin, move, this.changed);
     return made;
   }
+}
+
+// Calls `move` while the pointer is held down on a handle.
+function drag(handle, begin, move, end) {
+  let isHeld = false;
+  handle.addEventListener("pointerdown", (event) => {
+    event.preventDefault();
+    handle.setPointerCapture(event.pointerId);
+    isHeld = true;
+    begin(event);
+  });
+  handle.addEventListener("pointermove", (event) => {
+    if (isHeld) move(event);
+  });
+  for (const name of ["pointerup", "pointercancel"])
+    handle.addEventListener(name, () => {
+      if (isHeld) end();
+      isHeld = false;
+    });
 }

@@ -2,7 +2,7 @@
 import { $ } from "./dom.js";
 import { keep, kept } from "./address.js";
 import { describeKeys } from "./keys.js";
-import { colours } from "./theme.js";
+import { colours } from "./looks.js";
 
 const CONFIG = {
   responsive: true,
@@ -46,6 +46,18 @@ export const curve = (row, name, x, y, color, { line, ...more } = {}) => ({
   yaxis: axisName(row),
   line: { color, width: 1.6, ...line },
   hovertemplate: "%{y:.5g}",
+  ...more,
+});
+// Single points in a row, which say `hover` under the pointer.
+export const markers = (row, name, x, y, marker, hover, more = {}) => ({
+  type: "scatter",
+  mode: "markers",
+  name,
+  x,
+  y,
+  yaxis: axisName(row),
+  marker,
+  hovertemplate: hover,
   ...more,
 });
 export const DOTTED = { mode: "lines+markers", connectgaps: true, marker: { size: 4 } };

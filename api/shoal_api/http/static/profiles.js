@@ -1,24 +1,20 @@
 // The profiles of a job, newest first: where the time of a step went, and the files to download.
-import { $, element, fill, link, rows, small } from "./dom.js";
+import { $, element, fillEach, link, rows, small } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { bytes, moment, percent, seconds, whole } from "./format.js";
 import { key, stripe } from "./stripe.js";
+import { latest } from "./reading.js";
 
 export const PARTS = ["compute", "communication", "data", "optimizer", "snapshot", "checkpoint", "validation", "other"];
 const COLOURS = { requested: "dim", done: "done", failed: "bad" };
-let asked = 0;
 
 // Read again when an event of a profile arrives; nothing is asked while nothing happens.
-export async function showProfiles(id) {
-  const turn = ++asked;
-  const { items } = await request(`${jobPath(id)}/profiles`);
-  if (turn !== asked) return;
-  $("unprofiled").hidden = items.length > 0;
-  fill("profile-key", items.some((one) => one.times.length) ? PARTS.map((name) => key(name)) : []);
-  rows(
-    "profiles",
-    [...items].reverse(),
-    (one) => [
+export const showProfiles = latest(
+  (id) => request(`${jobPath(id)}/profiles`),
+  ({ items }, id) => {
+    $("unprofiled").hidden = items.length > 0;
+    fillEach("profile-key", items.some((one) => one.times.length) ? PARTS : [], (name) => key(name));
+    rows("profiles", [...items].reverse(), (one) => [
       whole(one.number),
       element("span", one.state, { class: COLOURS[one.state] }),
       whole(one.rank),
@@ -28,12 +24,12 @@ export async function showProfiles(id) {
       one.peak_bytes === null ? "–" : bytes(one.peak_bytes),
       one.times.length ? seconds(one.held_s) : "–",
       moment(one.requested_at),
-      element("td", one.reason || one.note || "", { class: "text" }),
+      element("td.text", one.reason || one.note || ""),
       files(id, one),
-    ],
-    (one) => ({ "data-profile": one.number }),
-  );
-}
+      { "data-profile": one.number },
+    ]);
+  },
+);
 
 const spent = (one, name) => one.times.reduce((sum, times) => sum + (times.seconds[name] ?? 0), 0) / one.times.length;
 const mean = (one) => PARTS.reduce((sum, name) => sum + spent(one, name), 0);
@@ -51,7 +47,7 @@ function where(one) {
 
 const files = (id, one) =>
   element(
-    "span",
+    "span.controls",
     one.files.map((file) =>
       link(
         `${file.name.split("-")[0]}, ${bytes(file.bytes)}`,
@@ -59,5 +55,4 @@ const files = (id, one) =>
         { download: true },
       ),
     ),
-    { class: "controls" },
   );

@@ -4,32 +4,28 @@ import { jobPage } from "./api.js";
 import { moment, seconds, whole } from "./format.js";
 import { holders } from "./holders.js";
 
-const title = (job) => element("td", said(link(job.name, jobPage(job.job_id))), { class: "title" });
+const title = (job) => element("td.title", said(link(job.name, jobPage(job.job_id))));
 
 export function showQueue(queue) {
   const now = Date.now() / 1000;
   $("no-queue").hidden = queue.items.length > 0;
-  rows(
-    "queue",
-    queue.items,
-    (job) => [
-      whole(job.place?.position),
-      title(job),
-      said(`${job.project}, ${job.user}`),
-      whole(job.priority),
-      element("span", seconds(Math.max(0, now - job.submitted_at)), { title: moment(job.submitted_at) }),
-      starts(job.place, now),
-      element("td", job.place?.reason ?? "The scheduler has not considered it yet.", { class: "text" }),
-      element("td", job.place?.holders.length ? holders(job.place.holders) : "–", { class: "text" }),
-    ],
-    (job) => ({ "data-id": job.job_id }),
-  );
+  rows("queue", queue.items, (job) => [
+    whole(job.place?.position),
+    title(job),
+    said(`${job.project}, ${job.user}`),
+    whole(job.priority),
+    element("span", seconds(Math.max(0, now - job.submitted_at)), { title: moment(job.submitted_at) }),
+    starts(job.place, now),
+    element("td.text", job.place?.reason ?? "The scheduler has not considered it yet."),
+    element("td.text", job.place?.holders.length ? holders(job.place.holders) : "–"),
+    { "data-id": job.job_id },
+  ]);
   $("of-held").hidden = !queue.held_back.length;
   rows("held", queue.held_back, (job) => [
     title(job),
     job.project,
     `${whole(job.workers)} of ${whole(job.answer.max_workers)}`,
-    element("td", job.answer.reason, { class: "text" }),
+    element("td.text", job.answer.reason),
   ]);
 }
 

@@ -1,7 +1,7 @@
 // The quotas of projects beside what they use, and a dialog that changes them.
-import { $, button, element, rows, said } from "./dom.js";
-import { request } from "./api.js";
-import { ask } from "./dialog.js";
+import { $, button, element, progress, rows, said } from "./dom.js";
+import { put, remove } from "./api.js";
+import { ask, choice, field } from "./dialog.js";
 import { number, whole } from "./format.js";
 
 let projects = [],
@@ -12,25 +12,17 @@ export function showQuotas(found, may, read) {
   projects = found;
   done = read;
   $("define").hidden = !may;
-  rows(
-    "projects",
-    found,
-    (one) => [
-      element("td", said(one.name), { class: "title" }),
-      one.parent ?? "–",
-      used(one.workers, one.limit, `Workers of ${one.name}`),
-      one.is_defined ? whole(one.guaranteed) : "–",
-      one.is_defined ? number(one.weight) : "–",
-      used(one.running, one.max_running, `Running jobs of ${one.name}`),
-      used(one.queued, one.max_queued, `Queued jobs of ${one.name}`),
-      element(
-        "td",
-        may ? element("div", buttons(one), { class: "controls" }) : one.is_defined ? "" : "as the project default",
-        { class: "title" },
-      ),
-    ],
-    (one) => ({ "data-project": one.name }),
-  );
+  rows("projects", found, (one) => [
+    element("td.title", said(one.name)),
+    one.parent ?? "–",
+    used(one.workers, one.limit, `Workers of ${one.name}`),
+    one.is_defined ? whole(one.guaranteed) : "–",
+    one.is_defined ? number(one.weight) : "–",
+    used(one.running, one.max_running, `Running jobs of ${one.name}`),
+    used(one.queued, one.max_queued, `Queued jobs of ${one.name}`),
+    element("td.title", may ? element("div.controls", buttons(one)) : one.is_defined ? "" : "as the project default"),
+    { "data-project": one.name },
+  ]);
 }
 
 // "3 of 8", with a bar; without a limit the number alone.
@@ -38,7 +30,7 @@ function used(count, most, name) {
   if (most === null) return whole(count);
   return element("div", [
     `${whole(count)} of ${whole(most)} `,
-    element("progress", null, { max: Math.max(1, most), value: Math.min(count, most), "aria-label": name }),
+    progress(Math.min(count, most), Math.max(1, most), name),
   ]);
 }
 
@@ -47,24 +39,19 @@ function buttons(project) {
     button(project.is_defined ? "Change" : "Define", () => edit(project), {
       "aria-label": `Change the quotas of ${project.name}`,
     }),
-    ...(project.is_defined
-      ? [
-          button("Delete", () => remove(project.name), {
-            class: "danger",
-            "aria-label": `Delete the quotas of ${project.name}`,
-          }),
-        ]
-      : []),
+    project.is_defined
+      ? button("Delete", () => deletion(project.name), {
+          class: "danger",
+          "aria-label": `Delete the quotas of ${project.name}`,
+        })
+      : null,
   ];
 }
 
 function edit(project) {
-  const field = (title, id, attributes) =>
-    element("p", [element("label", [`${title} `, element("input", null, { id: `quota-${id}`, ...attributes })])], {
-      class: "controls",
-    });
-  const limit = (title, id, value) =>
-    field(title, id, { type: "number", min: 0, value: value ?? "", placeholder: "no limit" });
+  const rule = (words, id, attributes) => element("p.controls", field(words, { id: `quota-${id}`, ...attributes })),
+    count = (words, id, value, more) => rule(words, id, { type: "number", min: 0, value, ...more });
+  const limit = (words, id, value) => count(words, id, value ?? "", { placeholder: "no limit" });
   const parents = projects
     .filter((one) => one.is_defined && one.name !== project?.name)
     .map((one) => element("option", one.name, { value: one.name, selected: one.name === project?.parent }));
@@ -72,30 +59,19 @@ function edit(project) {
     title: project ? `Quotas of ${project.name}` : "Define a project",
     confirm: "Set quotas",
     input: [
-      ...(project ? [] : [field("Name", "name", { size: 20, placeholder: "speech" })]),
+      project ? null : rule("Name", "name", { size: 20, placeholder: "speech" }),
       limit("Workers, at most", "limit", project?.limit),
-      field("Workers that are guaranteed", "guaranteed", { type: "number", min: 0, value: project?.guaranteed ?? 0 }),
-      field("Weight", "weight", { type: "number", min: 0, step: "any", value: project?.weight ?? 1 }),
+      count("Workers that are guaranteed", "guaranteed", project?.guaranteed ?? 0),
+      count("Weight", "weight", project?.weight ?? 1, { step: "any" }),
       limit("Running jobs, at most", "running", project?.max_running),
       limit("Queued jobs, at most", "queued", project?.max_queued),
       element(
-        "p",
-        [
-          element("label", [
-            "Part of ",
-            element("select", [element("option", "no other project", { value: "" }), ...parents], {
-              id: "quota-parent",
-            }),
-          ]),
-        ],
-        { class: "controls" },
+        "p.controls",
+        choice("Part of", [new Option("no other project", ""), ...parents], { id: "quota-parent" }),
       ),
     ],
-    words: async () => "Jobs with more workers than the quotas allow shrink. No job ends.",
-    send: async () => {
-      await request(path(project), { method: "PUT", body: rules() });
-      await done();
-    },
+    words: "Jobs with more workers than the quotas allow shrink. No job ends.",
+    send: () => put(path(project), rules()).then(done),
   });
 }
 
@@ -117,14 +93,11 @@ function rules() {
   };
 }
 
-function remove(name) {
+function deletion(name) {
   ask({
     title: `Delete the quotas of ${name}`,
     confirm: "Delete them",
-    words: async () => "The rules of the project default then apply to its jobs. No job ends.",
-    send: async () => {
-      await request(`/v1/projects/${encodeURIComponent(name)}`, { method: "DELETE" });
-      await done();
-    },
+    words: "The rules of the project default then apply to its jobs. No job ends.",
+    send: () => remove(`/v1/projects/${encodeURIComponent(name)}`).then(done),
   });
 }

@@ -1,53 +1,46 @@
 // Lines as pixels of an image: 1,600 curves in a few hundredths of a second, without a GPU (decision 0031). Few curves are drawn
 // as smooth strokes of the canvas instead, where they are seen one by one. Coordinates are those of the image.
 import { DASHES } from "./looks.js";
+import { placing } from "./canvas.js";
 
 const SMOOTH = 6000; // points that are drawn as strokes, at most
 const DOT = 4; // pixels of a curve that has one point
 
 export class Raster {
-  constructor(context, width, height) {
-    this.context = context;
-    this.width = Math.max(1, width | 0);
-    this.height = Math.max(1, height | 0);
+  constructor(pen) {
+    this.pen = pen;
+    this.width = Math.max(1, pen.width | 0);
+    this.height = Math.max(1, pen.height | 0);
     this.pixels = new Uint32Array(this.width * this.height);
     this.image = new ImageData(new Uint8ClampedArray(this.pixels.buffer), this.width, this.height);
   }
 
-  // lines: [{ xs, ys, colour: "#rrggbb", dash, wide, from, to }]; view: { x0, x1, y0, y1, logX, logY }; at: where in the canvas.
-  draw(lines, view, background, left, top) {
-    const points = lines.reduce((sum, line) => sum + line.to - line.from, 0);
+  // lines: [{ xs, ys, colour: "#rrggbb", dash, wide, from, to }], in the view of the pen.
+  draw(lines, background) {
+    const points = lines.reduce((sum, line) => sum + line.to - line.from, 0),
+      { pen } = this;
     if (points <= SMOOTH) {
-      this.strokes(lines, view, left, top);
+      pen.within(() => this.strokes(lines));
       return;
     }
     this.pixels.fill(packed(background));
-    const place = placing(view, this.width, this.height);
+    const place = placing(pen.view, this.width, this.height);
     for (const line of lines) this.polyline(line, place, packed(line.colour), line.wide);
-    this.context.putImageData(this.image, left, top);
+    pen.context.putImageData(this.image, pen.left, pen.top);
   }
 
-  strokes(lines, view, left, top) {
-    const { context } = this,
-      place = placing(view, this.width, this.height);
-    context.save();
-    context.beginPath();
-    context.rect(left, top, this.width, this.height);
-    context.clip();
+  strokes(lines) {
+    const { pen } = this,
+      { context, ratio } = pen;
     context.lineJoin = "round";
-    for (const { xs, ys, from, to, colour, dash, wide } of lines) {
-      context.beginPath();
-      context.setLineDash(DASHES[dash].map((length) => length * (devicePixelRatio || 1)));
-      context.strokeStyle = colour;
-      context.lineWidth = (wide ? 2.2 : 1.3) * (devicePixelRatio || 1);
-      for (let at = from; at < to; at += 1)
-        if (ys[at] === ys[at]) context.lineTo(left + place.x(xs[at]), top + place.y(ys[at]));
-      context.stroke();
+    for (const line of lines) {
+      const { xs, ys, from, to, colour, dash, wide } = line;
+      context.setLineDash(DASHES[dash].map((length) => length * ratio));
+      pen.stroke(colour, (wide ? 2.2 : 1.3) * ratio, () => pen.path(line));
       const only = onlyPoint(ys, from, to);
       context.fillStyle = colour;
-      if (only >= 0) context.fillRect(left + place.x(xs[only]) - DOT / 2, top + place.y(ys[only]) - DOT / 2, DOT, DOT);
+      if (only >= 0) context.fillRect(pen.x(xs[only]) - DOT / 2, pen.y(ys[only]) - DOT / 2, DOT, DOT);
     }
-    context.restore();
   }
 
   polyline({ xs, ys, from, to }, { logX, logY, x0, y1, kx, ky }, ink, wide) {
@@ -131,25 +124,6 @@ function clipped(ax, ay, bx, by, right, bottom) {
     } else if (share < end) end = share;
   }
   return begin <= end ? [ax + begin * dx, ay + begin * dy, ax + end * dx, ay + end * dy] : null;
-}
-
-export function placing({ x0, x1, y0, y1, logX, logY }, width, height) {
-  const kx = (width - 1) / (x1 - x0 || 1),
-    ky = (height - 1) / (y1 - y0 || 1);
-  return {
-    logX,
-    logY,
-    x0,
-    y1,
-    kx,
-    ky,
-    x: (x) => ((logX ? Math.log10(x) : x) - x0) * kx,
-    y: (y) => (y1 - (logY ? Math.log10(y) : y)) * ky,
-    atX: (pixel) => {
-      const at = pixel / kx + x0;
-      return logX ? 10 ** at : at;
-    },
-  };
 }
 
 // Pixels are little-endian RGBA on every machine that a browser runs on.

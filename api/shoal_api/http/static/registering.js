@@ -1,26 +1,22 @@
 // The changes of the registry, each as an action of the dialog: what it does, and what serving reads from then on.
-import { element } from "./dom.js";
-import { modelPath, request } from "./api.js";
-import { refresh } from "./dialog.js";
+import { modelPath, post, put, remove } from "./api.js";
+import { field, refresh } from "./dialog.js";
 import { bytes, number, whole } from "./format.js";
 
 const NAME = /^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$/,
   ALIAS = /^[A-Za-z]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$/;
 const encoded = encodeURIComponent;
 const madeOf = (one) => `step ${whole(one.step)} of job ${one.job_id}`;
-const field = (words, attributes) =>
-  element("label", [
-    `${words} `,
-    element("input", null, { size: 18, autocomplete: "off", spellcheck: "false", ...attributes }),
-  ]);
+const plain = (words, attributes) =>
+  field(words, { id: undefined, size: 18, autocomplete: "off", spellcheck: "false", ...attributes });
 const sent = (label) => label.querySelector("input").value.trim();
 
 // { job, step, size }: a checkpoint whose button was pressed; without one, the dialog asks for the job and the step.
 export function register(checkpoint, done) {
-  const job = field("Job", { placeholder: "its id" }),
-    step = field("Step", { type: "number", min: 0, placeholder: "newest" });
-  const name = field("Model", { id: "dialog-value", placeholder: "for example speech" }),
-    description = field("Description", { maxlength: 4096, size: 34 });
+  const job = plain("Job", { placeholder: "its id" }),
+    step = plain("Step", { type: "number", min: 0, placeholder: "newest" });
+  const name = plain("Model", { id: "dialog-value", placeholder: "for example speech" }),
+    description = plain("Description", { maxlength: 4096, size: 34 });
   for (const one of [job, step]) one.addEventListener("input", refresh);
   const of = () =>
     checkpoint
@@ -30,7 +26,7 @@ export function register(checkpoint, done) {
     title: checkpoint ? `Register the checkpoint of step ${whole(checkpoint.step)}` : "Register a checkpoint",
     confirm: "Register",
     input: [...(checkpoint ? [] : [job, step]), name, description],
-    words: async (value) => {
+    words: (value) => {
       if (!NAME.test(value.trim()))
         return "A name has letters, digits, dots, dashes and underscores, and begins and ends with a letter or a digit.";
       return `${of()} becomes the next version of ${value.trim()} in the project of its job. Nothing deletes it while it is registered${checkpoint?.size ? `, and it takes ${bytes(checkpoint.size)} of storage` : ""}. Serving that reads ${value.trim()}@latest loads it from then on; what an alias such as prod names does not change.`;
@@ -41,7 +37,7 @@ export function register(checkpoint, done) {
         step: checkpoint ? checkpoint.step : sent(step) ? Number(sent(step)) : null,
         description: sent(description),
       };
-      await done(await request(`/v1/models/${encoded(value.trim())}/versions`, { method: "POST", body }));
+      await done(await post(`/v1/models/${encoded(value.trim())}/versions`, body));
     },
   };
 }
@@ -53,12 +49,12 @@ export function setAlias(one, versions, done) {
     title: `An alias for ${one.name}@${one.version}`,
     confirm: "Set the alias",
     input: [
-      field("Alias", {
+      plain("Alias", {
         id: "dialog-value",
         value: own.flatMap((other) => other.aliases).find((word) => !one.aliases.includes(word)) ?? "prod",
       }),
     ],
-    words: async (value) => {
+    words: (value) => {
       const word = value.trim(),
         before = own.find((other) => other.aliases.includes(word));
       if (!ALIAS.test(word)) return "An alias begins with a letter, such as prod or staging.";
@@ -68,13 +64,7 @@ export function setAlias(one, versions, done) {
         : `${one.name}@${word} names nothing yet.`;
       return `${now} From then on it is version ${one.version}, ${madeOf(one)}: serving that reads ${one.name}@${word} loads ${one.url}, as soon as it asks again.${before ? compared(before, one) : ""}`;
     },
-    send: async (value) => {
-      await request(`${modelPath(one)}/aliases/${encoded(value.trim())}`, {
-        method: "PUT",
-        body: { version: one.version },
-      });
-      await done();
-    },
+    send: (value) => put(`${modelPath(one)}/aliases/${encoded(value.trim())}`, { version: one.version }).then(done),
   };
 }
 
@@ -82,12 +72,9 @@ export function deleteAlias(one, word, done) {
   return {
     title: `Delete the alias ${word}`,
     confirm: "Delete the alias",
-    words: async () =>
+    words: () =>
       `${one.name}@${word} names nothing from then on: serving that asks for it is answered with 404, and one that starts anew has nothing to load. Version ${one.version} stays registered.`,
-    send: async () => {
-      await request(`${modelPath(one)}/aliases/${encoded(word)}`, { method: "DELETE" });
-      await done();
-    },
+    send: () => remove(`${modelPath(one)}/aliases/${encoded(word)}`).then(done),
   };
 }
 
@@ -102,12 +89,9 @@ export function removeVersion(one, done) {
   return {
     title: `Remove ${one.name}@${one.version}`,
     confirm: "Remove the version",
-    words: async () =>
+    words: () =>
       `The version is taken out of the registry, and its number is not given again.${lost} ${files} This cannot be undone.`,
-    send: async () => {
-      await request(`${modelPath(one)}/versions/${one.version}`, { method: "DELETE" });
-      await done();
-    },
+    send: () => remove(`${modelPath(one)}/versions/${one.version}`).then(done),
   };
 }
 

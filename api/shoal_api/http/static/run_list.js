@@ -1,5 +1,5 @@
 // The jobs at the left of a workspace: which are drawn, in which colour, and in which group.
-import { $, button, element, link, small } from "./dom.js";
+import { $, button, element, fillEach, link, small } from "./dom.js";
 import { jobPage } from "./api.js";
 import { badge } from "./states.js";
 import { compare, numeric, plural } from "./format.js";
@@ -51,7 +51,7 @@ export class RunList {
     if (shape !== this.shape) {
       this.shape = shape;
       this.rows = groups.map((group) => this.row(group));
-      $("runs").replaceChildren(...this.rows.map(({ item }) => item));
+      fillEach("runs", this.rows, ({ item }) => item);
     }
     groups.forEach((group, index) => this.refresh(this.rows[index], group));
     const num = groups.reduce((sum, { members }) => sum + members.length, 0);
@@ -64,40 +64,41 @@ export class RunList {
     const { key, name, members } = group,
       { state } = this,
       made = {};
-    const box = element("input", null, { type: "checkbox", "aria-label": `Show ${name}` });
-    box.addEventListener("change", () => {
-      state.hidden[box.checked ? "delete" : "add"](key);
-      made.isShown = box.checked;
-      this.changed();
-    });
-    const dot = element("input", null, { type: "color", "aria-label": `Colour of ${name}` });
-    dot.addEventListener("input", () => {
-      state.colours[key] = made.colour = dot.value;
-      this.changed();
-    });
-    const only = button(
-      "only",
-      () => {
-        for (const one of this.groups) state.hidden[one.key === key ? "delete" : "add"](one.key);
+    const box = element("input", null, {
+      type: "checkbox",
+      "aria-label": `Show ${name}`,
+      change: () => {
+        state.hidden[box.checked ? "delete" : "add"](key);
+        made.isShown = box.checked;
         this.changed();
       },
-      { "aria-label": `Show only ${name}` },
-    );
+    });
+    const dot = element("input", null, {
+      type: "color",
+      "aria-label": `Colour of ${name}`,
+      input: () => {
+        state.colours[key] = made.colour = dot.value;
+        this.changed();
+      },
+    });
+    const showOnly = () => {
+      for (const one of this.groups) state.hidden[one.key === key ? "delete" : "add"](one.key);
+      this.changed();
+    };
+    const only = button("only", showOnly, { "aria-label": `Show only ${name}` });
     const facts = small(null);
     const title = state.group
       ? element("b", `${name} (${members.length})`)
       : link(name, jobPage(members[0].id), { title: members[0].id });
-    const item = element(
-      "li",
-      [element("label", box, { class: "hit" }), dot, element("span", [title, " ", facts], { class: "run-name" }), only],
-      {
-        "data-key": key,
-      },
-    );
-    item.addEventListener("pointerenter", () => this.mark(key));
-    item.addEventListener("pointerleave", () => this.mark(null));
-    item.addEventListener("focusin", () => this.mark(key));
-    item.addEventListener("focusout", () => this.mark(null));
+    const mark = () => this.mark(key),
+      unmark = () => this.mark(null);
+    const item = element("li", [element("label.hit", box), dot, element("span.run-name", [title, " ", facts]), only], {
+      "data-key": key,
+      pointerenter: mark,
+      pointerleave: unmark,
+      focusin: mark,
+      focusout: unmark,
+    });
     Object.assign(made, { item, box, dot, facts });
     return made;
   }

@@ -2,7 +2,7 @@
 // the runbook. Each source is asked for itself, so that one that is refused hides no other; the service answers with what the
 // role and its projects see. Jobs are searched by the service, a few at a time; short lists are read once while the search is open.
 import { element } from "./dom.js";
-import { jobPage, modelPage, request } from "./api.js";
+import { jobPage, keyOf, modelPage, request, viewPage } from "./api.js";
 import { badge } from "./states.js";
 
 const MOST = 8,
@@ -18,7 +18,6 @@ const PLACES = [
   ["REST API", "/docs"],
   ["Runbook", "/runbook"],
 ];
-const KEPT = ["where", "sort", "columns", "search", "state", "label", "cluster"];
 let lists = {};
 
 // The lists are read anew when the search is opened again.
@@ -26,113 +25,80 @@ export function forget() {
   lists = {};
 }
 
+// toHit(one): its name, its address, and what is shown behind it.
+const hits = (kind, found, toHit) =>
+  found
+    .slice(0, MOST)
+    .map(toHit)
+    .map(([name, href, more]) => ({ kind, name, href, more }));
+
 export async function find(text) {
-  const low = text.toLowerCase();
-  const sources = [jobs(text, low), ...(low ? [notes(text), views(low), models(low), nodes(low)] : []), topics(low)];
-  const found = (await Promise.all(sources.map((one) => one.catch(() => [])))).flat();
-  return [
-    ...found,
-    ...PLACES.filter(([name]) => name.toLowerCase().includes(low)).map(([name, href]) => ({
-      kind: "page",
-      name,
-      href,
-    })),
-  ];
+  const low = text.toLowerCase(),
+    has = (name) => name.toLowerCase().includes(low);
+  const sources = [jobs(text, has), ...(low ? [notes(text), views(has), models(has), nodes(low), topics(has)] : [])];
+  const found = await Promise.all(sources.map((source) => source.catch(() => [])));
+  const places = PLACES.filter(([name]) => has(name)).map(([name, href]) => ({ kind: "page", name, href }));
+  return [...found.flat(), ...places];
 }
 
 // By name, id, project, user or label; then the projects, the labels and the sweeps of those found.
-async function jobs(text, low) {
+async function jobs(text, has) {
   const { items } = await request(`/v1/overview?limit=${JOBS}&jobs_only=true&search=${encodeURIComponent(text)}`);
-  const has = (name) => low && name.toLowerCase().includes(low),
-    unique = (names) => [...new Set(names)].filter(has).slice(0, MOST);
-  const labels = items.flatMap((job) => Object.entries(job.labels ?? {}));
+  const labels = items.flatMap((job) => Object.entries(job.labels ?? {})),
+    isSweep = ([name]) => name === "sweep",
+    texts = (some) => some.map((label) => label.join("="));
+  const linked = (kind, names, address) =>
+    hits(kind, [...new Set(text ? names : [])].filter(has), (name) => {
+      const bare = name.replace(/=$/, "");
+      return [bare, address + encodeURIComponent(bare)];
+    });
+  const projects = items.map((job) => job.project);
   return [
-    ...items
-      .slice(0, MOST)
-      .map((job) => ({ kind: "job", name: `${job.name} ${job.id}`, href: jobPage(job.id), more: badge(job.state) })),
-    ...unique(items.map((job) => job.project)).map((name) => ({
-      kind: "project",
-      name,
-      href: `/?project=${encodeURIComponent(name)}`,
-    })),
-    ...unique(labels.filter(([name]) => name === "sweep").map((one) => one.join("="))).map((name) => ({
-      kind: "sweep",
-      name,
-      href: `/sweeps?label=${encodeURIComponent(name)}`,
-    })),
-    ...unique(labels.filter(([name]) => name !== "sweep").map((one) => one.join("="))).map((name) => ({
-      kind: "label",
-      name: name.replace(/=$/, ""),
-      href: `/?label=${encodeURIComponent(name.replace(/=$/, ""))}`,
-    })),
+    ...hits("job", items, (job) => [`${job.name} ${job.id}`, jobPage(job.id), badge(job.state)]),
+    ...linked("project", projects, "/?project="),
+    ...linked("sweep", texts(labels.filter(isSweep)), "/sweeps?label="),
+    ...linked("label", texts(labels.filter((label) => !isSweep(label))), "/?label="),
   ];
 }
 
 async function notes(text) {
   const where = `annotation.notes ~ ${JSON.stringify(text)}`;
   const { items } = await request(`/v1/jobs?limit=${MOST}&where=${encodeURIComponent(where)}`);
-  return items.map((job) => ({
-    kind: "notes",
-    name: `of ${job.name} ${job.id}`,
-    href: jobPage(job.id),
-    more: badge(job.state),
-  }));
+  return hits("notes", items, (job) => [`of ${job.name} ${job.id}`, jobPage(job.id), badge(job.state)]);
 }
 
 const listOf = (path) => (lists[path] ??= request(path).then(({ items }) => items));
 
-async function views(low) {
-  const found = (await listOf("/v1/views")).filter(({ name, project }) =>
-    `${project}/${name}`.toLowerCase().includes(low),
-  );
-  return found.slice(0, MOST).map(({ name, project, view }) => ({
-    kind: "view",
-    name: `${project}/${name}`,
-    href: view.workspace
-      ? `/workspace?view=${encodeURIComponent(`${project}/${name}`)}`
-      : `/?${new URLSearchParams(KEPT.filter((key) => view[key]).map((key) => [key, view[key]]))}`,
-  }));
+async function views(has) {
+  const found = (await listOf("/v1/views")).filter((one) => has(keyOf(one)));
+  return hits("view", found, (one) => [keyOf(one), viewPage(one)]);
 }
 
 // The newest version of each, and every version that an alias names: speech@prod.
-async function models(low) {
-  const seen = new Set(),
-    found = [];
-  for (const one of await listOf("/v1/models")) {
-    const key = `${one.project}/${one.name}`,
+async function models(has) {
+  const seen = new Set();
+  const found = (await listOf("/v1/models")).flatMap((one) => {
+    const key = keyOf(one),
       which = [...(seen.has(key) ? [] : [one.version]), ...one.aliases];
     seen.add(key);
-    found.push(
-      ...which
-        .filter((word) => `${key}@${word}`.toLowerCase().includes(low))
-        .map((word) => ({ kind: "model", name: `${key}@${word}`, href: modelPage(one, word) })),
-    );
-  }
-  return found.slice(0, MOST);
+    return which.map((word) => [`${key}@${word}`, modelPage(one, word)]).filter(([name]) => has(name));
+  });
+  return hits("model", found, (hit) => hit);
 }
 
 async function nodes(low) {
   const found = (await listOf("/v1/nodes")).filter((node) => node.ip.includes(low) || node.node_id.startsWith(low));
-  return found
-    .slice(0, MOST)
-    .map((node) => ({ kind: "node", name: `${node.ip} ${node.node_id.slice(0, 8)}`, href: "/#nodes" }));
+  return hits("node", found, (node) => [`${node.ip} ${node.node_id.slice(0, 8)}`, "/#nodes"]);
 }
 
 // The sections of the runbook, by their headings.
-async function topics(low) {
-  if (!low) return [];
+async function topics(has) {
   lists.runbook ??= fetch("/runbook")
     .then((answer) => answer.text())
-    .then((text) =>
-      [...new DOMParser().parseFromString(text, "text/html").querySelectorAll("section[id]")].map((one) => [
-        one.querySelector("h2")?.textContent ?? "",
-        one.id,
-      ]),
-    );
-  return (await lists.runbook)
-    .filter(([name]) => name.toLowerCase().includes(low))
-    .slice(0, MOST)
-    .map(([name, id]) => ({ kind: "topic", name, href: `/runbook#${id}` }));
+    .then((text) => [...new DOMParser().parseFromString(text, "text/html").querySelectorAll("section[id]")]);
+  const title = (section) => section.querySelector("h2")?.textContent ?? "",
+    found = (await lists.runbook).filter((section) => has(title(section)));
+  return hits("topic", found, (section) => [title(section), `/runbook#${section.id}`]);
 }
 
 // The sign before the name of a kind, which is text: programs that read the screen aloud skip the sign.
@@ -148,4 +114,4 @@ const SIGNS = {
   topic: "?",
   page: "→",
 };
-export const signOf = (kind) => element("span", SIGNS[kind] ?? "", { class: "sign", "aria-hidden": "true" });
+export const signOf = (kind) => element("span.sign", SIGNS[kind] ?? "", { "aria-hidden": "true" });

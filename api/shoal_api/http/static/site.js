@@ -1,7 +1,8 @@
 // What every page has: the search over everything (/), the help on keys (?), and the way to the account.
 import { button, element, small } from "./dom.js";
-import { bind, describeKeys, keysOfPage } from "./keys.js";
+import { bind, describeKeys, keysOfPage, onKeys } from "./keys.js";
 import { find, forget, signOf } from "./search_sources.js";
+import { latest } from "./reading.js";
 
 const PAUSE_MS = 150;
 
@@ -17,14 +18,12 @@ const box = element("input", null, {
   spellcheck: "false",
 });
 const list = element("ul", [], { id: "site-found", role: "listbox", "aria-label": "Found" });
-const palette = element("dialog", [box, list], { class: "palette", "aria-label": "Search everything" });
-const keyList = element("dl", [], { class: "keys" });
-const help = element("dialog", [element("h2", "Keys"), keyList, button("Close", () => help.close())], {
-  class: "help",
+const palette = element("dialog.palette", [box, list], { "aria-label": "Search everything" });
+const keyList = element("dl.keys", []);
+const help = element("dialog.help", [element("h2", "Keys"), keyList, button("Close", () => help.close())], {
   "aria-label": "Keys",
 });
-let turn = 0,
-  timer = null,
+let timer = null,
   chosen = 0;
 
 document.body.append(palette, help);
@@ -45,16 +44,14 @@ box.addEventListener("input", () => {
   clearTimeout(timer);
   timer = setTimeout(search, PAUSE_MS);
 });
-box.addEventListener("keydown", (event) => {
-  const options = [...list.children];
-  if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-    event.preventDefault();
-    choose((chosen + (event.key === "ArrowDown" ? 1 : options.length - 1)) % Math.max(1, options.length));
-  }
-  if (event.key === "Enter" && options[chosen]?.dataset.href) {
-    event.preventDefault();
-    location.href = options[chosen].dataset.href;
-  }
+const step = (by) => choose((chosen + by(list.children.length)) % Math.max(1, list.children.length));
+onKeys(box, {
+  ArrowDown: () => step(() => 1),
+  ArrowUp: () => step((num) => num - 1),
+  Enter: () => {
+    const { href } = list.children[chosen]?.dataset ?? {};
+    if (href) location.href = href;
+  },
 });
 
 function openHelp() {
@@ -82,34 +79,33 @@ const reach = new ResizeObserver((entries) => {
 for (const part of document.querySelectorAll(".wide"))
   for (const one of [part, ...part.querySelectorAll("table")]) reach.observe(one);
 
-async function search() {
-  const mine = ++turn,
-    all = await find(box.value.trim());
-  if (mine !== turn) return;
-  list.replaceChildren(
-    ...all.map(({ kind, name, href, more }, index) =>
-      element("li", [signOf(kind), small(kind), " ", name, " ", ...(more ? [more] : [])], {
-        role: "option",
-        id: `site-found-${index}`,
-        "data-href": href,
-        "data-kind": kind,
-        class: index && all[index - 1].kind !== kind ? "first" : undefined,
-        click: () => {
-          location.href = href;
-        },
-      }),
-    ),
-  );
-  if (!all.length)
+const search = latest(
+  () => find(box.value.trim()),
+  (all) => {
     list.replaceChildren(
-      element("li", "Nothing has this in its name, id, labels or notes.", {
-        role: "option",
-        "aria-disabled": "true",
-        class: "dim",
-      }),
+      ...all.map(({ kind, name, href, more }, index) =>
+        element("li", [signOf(kind), small(kind), " ", name, " ", more], {
+          role: "option",
+          id: `site-found-${index}`,
+          "data-href": href,
+          "data-kind": kind,
+          class: index && all[index - 1].kind !== kind ? "first" : undefined,
+          click: () => {
+            location.href = href;
+          },
+        }),
+      ),
     );
-  choose(0);
-}
+    if (!all.length)
+      list.replaceChildren(
+        element("li.dim", "Nothing has this in its name, id, labels or notes.", {
+          role: "option",
+          "aria-disabled": "true",
+        }),
+      );
+    choose(0);
+  },
+);
 
 function choose(index) {
   chosen = index;

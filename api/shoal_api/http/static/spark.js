@@ -1,5 +1,5 @@
 // A curve without axes for a table cell: one line of a few points. Charts that one reads values from are Plotly's.
-import { svg } from "./dom.js";
+import { picture, svg } from "./dom.js";
 
 export function spark(values, name, { steps = false } = {}) {
   const known = values.filter((value) => value !== null);
@@ -15,20 +15,9 @@ export function spark(values, name, { steps = false } = {}) {
         ? [`${x(index)},${y(values[index - 1] ?? value)}`, `${x(index)},${y(value)}`]
         : [`${x(index)},${y(value)}`],
   );
-  return svg(
-    "svg",
-    {
-      class: "spark",
-      viewBox: "0 0 100 24",
-      preserveAspectRatio: "none",
-      role: "img",
-      "aria-label": `${name} from ${known[0]} to ${known[known.length - 1]}`,
-    },
-    [
-      svg("polyline", {
-        points: (points.length > 1 ? points : [points, points].flat()).join(" "),
-        class: steps ? "steps" : "",
-      }),
-    ],
-  );
+  const line = svg("polyline", {
+    points: (points.length > 1 ? points : [points, points].flat()).join(" "),
+    class: steps ? "steps" : "",
+  });
+  return picture(100, 24, `${name} from ${known[0]} to ${known[known.length - 1]}`, [line], { class: "spark" });
 }

@@ -1,5 +1,5 @@
 // The spec, and what changed between two of its versions.
-import { $, element } from "./dom.js";
+import { $, element, fill, fillEach } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { moment } from "./format.js";
 import { differences } from "./differences.js";
@@ -31,8 +31,8 @@ export async function showSpec(job) {
     versions.map(
       (one) => new Option(`${one.version}, ${moment(one.accepted_at)}`, one.version, false, one.version === chosen),
     );
-  $("version").replaceChildren(...options(wanted));
-  $("against").replaceChildren(...options(Math.max(1, wanted - 1)));
+  fill("version", options(wanted));
+  fill("against", options(Math.max(1, wanted - 1)));
   show();
 }
 
@@ -43,15 +43,7 @@ function show() {
   $("spec").textContent = now.yaml;
   $("download-spec").href = `data:application/yaml,${encodeURIComponent(now.yaml)}`;
   const changes = before && before !== now ? differences(before.spec, now.spec) : [];
-  $("changes").replaceChildren(
-    ...changes.map(([path, from, to]) =>
-      element("li", [
-        element("code", path),
-        " ",
-        element("span", from, { class: "minus" }),
-        " → ",
-        element("span", to, { class: "plus" }),
-      ]),
-    ),
+  fillEach("changes", changes, ([path, from, to]) =>
+    element("li", [element("code", path), " ", element("span.minus", from), " → ", element("span.plus", to)]),
   );
 }

@@ -1,7 +1,7 @@
 // Goodput by project: where the worker-seconds of the chosen time went, by cause, as a whole and over time.
-import { $, element, fill, rows, said, smallLine, svg } from "./dom.js";
+import { $, bar, element, fillEach, picture, rows, said, smallLine } from "./dom.js";
 import { brief, percent, seconds, words } from "./format.js";
-import { CATEGORIES, key, stripe } from "./stripe.js";
+import { CATEGORIES, causesOf, key, stripe } from "./stripe.js";
 
 const WIDTH = 1000,
   HEIGHT = 60;
@@ -11,25 +11,20 @@ export function showSpent({ projects, edges }) {
   $("spent-words").textContent = spent.length
     ? `${brief(edges[0])} to ${brief(edges.at(-1))}, of jobs that have started. A bar is ${seconds(edges[1] - edges[0])}; all have the same scale.`
     : "No job that has started wanted workers in this time.";
-  fill(
+  fillEach(
     "causes",
-    USES.filter((name) => spent.some((one) => one.seconds[name])).map((name) => key(name)),
+    USES.filter((name) => spent.some((one) => one.seconds[name])),
+    (name) => key(name),
   );
   const most = Math.max(1e-9, ...spent.flatMap((one) => sums(one, edges)));
-  rows(
-    "spent",
-    spent,
-    (one) => [
-      element("td", said(one.project), { class: "title" }),
-      percent((one.seconds.productive ?? 0) / one.total),
-      seconds(used(one)),
-      element("td", [stripe(parts(one), 300, 16, `Worker time of ${one.project} by cause`), smallLine(listed(one))], {
-        class: "text",
-      }),
-      element("td", bars(one, edges, most), { class: "text" }),
-    ],
-    (one) => ({ "data-project": one.project }),
-  );
+  rows("spent", spent, (one) => [
+    element("td.title", said(one.project)),
+    percent((one.seconds.productive ?? 0) / one.total),
+    seconds(used(one)),
+    element("td.text", [stripe(parts(one), 300, 16, `Worker time of ${one.project} by cause`), smallLine(listed(one))]),
+    element("td.text", bars(one, edges, most)),
+    { "data-project": one.project },
+  ]);
 }
 
 // Time in the queue is no use: it is said beside it.
@@ -41,10 +36,7 @@ const sums = (one, edges) =>
 
 // "productive 82 %, recovering 2 % (node died 1.2 min); queued 12 min".
 function listed(one) {
-  const causes = Object.entries(one.recovering)
-    .sort((a, b) => b[1] - a[1])
-    .map(([cause, amount]) => `${words(cause)} ${seconds(amount)}`)
-    .join(", ");
+  const causes = causesOf(one);
   const shares = parts(one)
     .sort((a, b) => b[1] - a[1])
     .map(
@@ -64,22 +56,10 @@ function bars(one, edges, most) {
         height = (amount / most) * HEIGHT;
       if (!amount) continue;
       below -= height;
-      shapes.push(
-        svg("rect", { x: index * wide, y: below, width: wide * 0.9, height, class: name }, [
-          svg("title", {}, [`${brief(edges[index])} to ${brief(end)}: ${words(name)} ${seconds(amount)}`]),
-        ]),
-      );
+      const title = `${brief(edges[index])} to ${brief(end)}: ${words(name)} ${seconds(amount)}`;
+      shapes.push(bar(title, index * wide, below, wide * 0.9, height, { class: name }));
     }
   });
-  return svg(
-    "svg",
-    {
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
-      preserveAspectRatio: "none",
-      class: "lane tall",
-      role: "img",
-      "aria-label": `Worker time of ${one.project} over time; goodput ${percent((one.seconds.productive ?? 0) / one.total)}`,
-    },
-    shapes,
-  );
+  const label = `Worker time of ${one.project} over time; goodput ${percent((one.seconds.productive ?? 0) / one.total)}`;
+  return picture(WIDTH, HEIGHT, label, shapes, { class: "lane tall" });
 }

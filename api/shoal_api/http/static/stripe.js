@@ -1,5 +1,5 @@
 // A stripe of amounts by name, each as wide as its share, and the items of its key.
-import { element, hint, svg } from "./dom.js";
+import { bar, element, picture } from "./dom.js";
 import { seconds, words } from "./format.js";
 
 export const CATEGORIES = [
@@ -18,23 +18,12 @@ export const PHASES = ["detect", "quiesce", "plan", "form", "restore", "first_st
 export function stripe(parts, width, height, name) {
   const total = parts.reduce((sum, [, amount]) => sum + amount, 0);
   let left = 0;
-  return svg(
-    "svg",
-    {
-      viewBox: `0 0 ${width} ${height}`,
-      preserveAspectRatio: "none",
-      role: "img",
-      "aria-label": name,
-      class: "phases",
-    },
-    parts.map(([part, amount]) => {
-      const wide = total ? (width * amount) / total : 0;
-      left += wide;
-      return svg("rect", { x: left - wide, y: 0, width: wide, height, class: part }, [
-        hint(`${words(part)} ${seconds(amount)}`),
-      ]);
-    }),
-  );
+  const shapes = parts.map(([part, amount]) => {
+    const wide = total ? (width * amount) / total : 0;
+    left += wide;
+    return bar(`${words(part)} ${seconds(amount)}`, left - wide, 0, wide, height, { class: part });
+  });
+  return picture(width, height, name, shapes, { class: "phases" });
 }
 
 export const key = (name, amount = "", detail = "") =>
@@ -42,6 +31,13 @@ export const key = (name, amount = "", detail = "") =>
     element("span", "", { class: `swatch ${name}` }),
     words(name),
     " ",
-    element("span", amount, { class: "dim" }),
-    element("span", detail && ` (${detail})`, { class: "dim" }),
+    element("span.dim", amount),
+    element("span.dim", detail && ` (${detail})`),
   ]);
+
+// What was recovered from, the longest first.
+export const causesOf = ({ recovering }) =>
+  Object.entries(recovering)
+    .sort((a, b) => b[1] - a[1])
+    .map(([cause, amount]) => `${words(cause)} ${seconds(amount)}`)
+    .join(", ");

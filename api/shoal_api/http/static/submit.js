@@ -1,18 +1,12 @@
 // The form for a new job: the service checks the YAML while one types, and the planner predicts its layouts.
-import { $, link, row, say } from "./dom.js";
-import { jobPage, jobPath, request, validated } from "./api.js";
-import { bytes, number, seconds } from "./format.js";
+import { $, attempt, fill, link, rows, say } from "./dom.js";
+import { jobPage, jobPath, post, request, validated } from "./api.js";
+import { bytes, joined, number, seconds } from "./format.js";
 import { showPreview } from "./data_preview.js";
 import { ENDED } from "./states.js";
 import { setUpTabs } from "./tabs.js";
+import { example, submitNew } from "./new_job.js";
 
-const EXAMPLE = `name: my-job
-model: {dim: 128, num_layers: 3, num_heads: 4, num_kv_heads: 2, seq_len: 128}
-data: {corpus: python-stdlib}
-batch: {global_size: 16, micro_size: 4}
-stop: {steps: 120}
-elasticity: {min_workers: 1, max_workers: 2}
-`;
 const PAUSE_MS = 400,
   POLL_MS = 1000;
 // What of a spec decides what is read, and where.
@@ -38,7 +32,7 @@ let timer = null,
   isReading = false;
 
 export function setUpSubmission() {
-  $("yaml").value = sessionStorage.getItem("shoal.spec") || EXAMPLE;
+  $("yaml").value = sessionStorage.getItem("shoal.spec") || example("my-job");
   $("new").addEventListener("click", () => {
     $("submission").hidden = false;
     $("yaml").focus();
@@ -53,7 +47,7 @@ export function setUpSubmission() {
     clearTimeout(timer);
     timer = setTimeout(check, PAUSE_MS);
   });
-  $("submit").addEventListener("click", submit);
+  $("submit").addEventListener("click", () => attempt(() => submitNew($("yaml").value), "verdict", "submit"));
   $("read-data").addEventListener("click", () =>
     readData(valid)
       .catch((error) => {
@@ -88,18 +82,16 @@ async function check() {
 }
 
 async function plan(spec, mine) {
-  const found = await request("/v1/plans", {
-    method: "POST",
-    body: { spec, workers: spec.elasticity.max_workers, top: 8 },
-  });
+  const found = await post("/v1/plans", { spec, workers: spec.elasticity.max_workers, top: 8 });
   if (mine !== turn) return;
   $("plan-words").textContent =
     `${spec.elasticity.max_workers} workers: ${found.choice.name}. ${found.choice.reason} ${found.ranking.note}`;
-  $("plan").replaceChildren(
-    ...found.ranking.predictions.map((one) =>
-      row([one.name, seconds(one.step_s), number(one.tokens_per_s, 3), bytes(one.memory_bytes)]),
-    ),
-  );
+  rows("plan", found.ranking.predictions, (one) => [
+    one.name,
+    seconds(one.step_s),
+    number(one.tokens_per_s, 3),
+    bytes(one.memory_bytes),
+  ]);
 }
 
 const allowReading = () => {
@@ -119,8 +111,8 @@ async function readData(spec) {
     elasticity: { min_workers: 1, max_workers: 1 },
     retry: { max_failures: 0 },
   };
-  const { id, name } = await request("/v1/jobs", { method: "POST", body });
-  const tell = (text) => $("data-said").replaceChildren(link(name, jobPage(id)), ` ${text}`);
+  const { id, name } = await post("/v1/jobs", body);
+  const tell = (text) => fill("data-said", [link(name, jobPage(id)), ` ${text}`]);
   for (
     let ended = false;
     !(await showPreview(id));
@@ -131,19 +123,8 @@ async function readData(spec) {
     if (ended) return;
     const { status } = await request(jobPath(id));
     ended = ENDED.has(status.state); // it may have described the data meanwhile
-    tell([status.state, status.message].filter(Boolean).join(": "));
+    tell(joined([status.state, status.message], ": "));
   }
   tell("has read the data.");
-  await request(`${jobPath(id)}/cancel`, { method: "POST" }).catch(() => {});
-}
-
-async function submit() {
-  $("submit").disabled = true;
-  try {
-    const job = await request("/v1/jobs", { method: "POST", body: $("yaml").value, type: "application/yaml" });
-    location.href = jobPage(job.id);
-  } catch (error) {
-    say("verdict", error.message, "error");
-    $("submit").disabled = false;
-  }
+  await post(`${jobPath(id)}/cancel`).catch(() => {});
 }

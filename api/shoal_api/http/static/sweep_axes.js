@@ -4,7 +4,7 @@
 import { $ } from "./dom.js";
 import { compare, number } from "./format.js";
 import { plot } from "./plot.js";
-import { colours } from "./theme.js";
+import { colours } from "./looks.js";
 
 const TIERS = 9,
   WIDEST_RATIO = 30,
@@ -98,33 +98,16 @@ export function drawAxes(jobs, columns, most) {
 
 // Places between 0 and 1. Words take equal distances; positive numbers over more than a factor of 30 are logarithmic.
 function scale(title, values) {
-  const known = values.filter((value) => value !== null);
-  if (known.length && known.every((value) => typeof value === "number")) {
-    const low = Math.min(...known),
-      high = Math.max(...known),
-      isLog = low > 0 && high / low > WIDEST_RATIO;
-    const at = (value) => (isLog ? Math.log(value) : value),
-      width = at(high) - at(low);
-    return {
-      title,
-      values,
-      isLog,
-      low: number(low, 3),
-      high: number(high, 3),
-      y: values.map((value) => (value === null ? null : width ? (at(value) - at(low)) / width : 0.5)),
-    };
-  }
-  const words = [...new Set(known.map(String))].sort(compare);
-  return {
-    title,
-    values,
-    isLog: false,
-    low: words[0],
-    high: words[words.length - 1],
-    y: values.map((value) =>
-      value === null ? null : words.length === 1 ? 0.5 : words.indexOf(String(value)) / (words.length - 1),
-    ),
-  };
+  const known = values.filter((value) => value !== null),
+    areNumbers = known.length && known.every((value) => typeof value === "number");
+  const words = areNumbers ? [] : [...new Set(known.map(String))].sort(compare),
+    ends = areNumbers ? [Math.min(...known), Math.max(...known)] : [0, words.length - 1];
+  const isLog = ends[0] > 0 && ends[1] / ends[0] > WIDEST_RATIO,
+    at = (value) => (!areNumbers ? words.indexOf(String(value)) : isLog ? Math.log(value) : value);
+  const [low, high] = areNumbers ? ends.map(at) : ends,
+    [first, last] = ends.map((end) => (areNumbers ? number(end, 3) : words[end]));
+  const y = values.map((value) => (value === null ? null : high > low ? (at(value) - low) / (high - low) : 0.5));
+  return { title, values, isLog, low: first, high: last, y };
 }
 
 const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

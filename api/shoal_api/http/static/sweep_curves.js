@@ -1,11 +1,10 @@
 // The curves of all jobs of a sweep over each other, the best value so far, and how much each parameter matters. The service
 // bounds the number of points. Curves of a kind are one trace, so that two hundred jobs are drawn at once.
-import { $, element, link } from "./dom.js";
+import { $, element, fill, link } from "./dom.js";
 import { jobPage } from "./api.js";
 import { moment, number, plural } from "./format.js";
-import { curve, grid, plot } from "./plot.js";
-import { colours } from "./theme.js";
-import { looksOf, PALETTE } from "./looks.js";
+import { curve, grid, markers, plot } from "./plot.js";
+import { colours, looksOf, PALETTE } from "./looks.js";
 
 const HIGHLIGHTED = 3,
   NAMED = { hovertemplate: "%{text}: %{y:.5g}<extra></extra>" };
@@ -48,16 +47,17 @@ export function drawCurves(found, jobs) {
     });
   const ended = known.filter((one) => byId.get(one.id).reason === "pruned");
   if (ended.length)
-    traces.push({
-      ...NAMED,
-      type: "scatter",
-      mode: "markers",
-      name: "pruned here",
-      x: ended.map((one) => (axis === "time" ? one.at.at(-1) - begin : one.step.at(-1))),
-      y: ended.map((one) => one.value.at(-1)),
-      text: ended.map((one) => `${byId.get(one.id).name} was pruned`),
-      marker: { symbol: "x", size: 7, color: colour.bad },
-    });
+    traces.push(
+      markers(
+        0,
+        "pruned here",
+        ended.map((one) => (axis === "time" ? one.at.at(-1) - begin : one.step.at(-1))),
+        ended.map((one) => one.value.at(-1)),
+        { symbol: "x", size: 7, color: colour.bad },
+        NAMED.hovertemplate,
+        { text: ended.map((one) => `${byId.get(one.id).name} was pruned`) },
+      ),
+    );
   plot("curves-chart", traces, {
     height: 380,
     hovermode: "closest",
@@ -93,13 +93,13 @@ export function drawBest(found, jobs) {
   steps.text = points.map((one) => names.get(one.job) ?? one.job);
   plot("best-chart", [steps], { height: 260, hovermode: "closest", xaxis: grid(), yaxis: grid() });
   const top = best.at(-1);
-  $("best-words").replaceChildren(
+  fill("best-words", [
     "The best so far is ",
     element("b", number(top.value)),
     ", of ",
     link(names.get(top.job) ?? top.job, jobPage(top.job)),
     `, since ${moment(top.at)}.`,
-  );
+  ]);
   $("best-chart").setAttribute(
     "aria-label",
     `Best value so far: ${number(best[0].value)} at first, ${number(top.value)} now`,

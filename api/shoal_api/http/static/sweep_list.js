@@ -1,9 +1,10 @@
 // The page of sweeps without a chosen one: a table of them, the newest first. sweeps.js calls it.
-import { $, element, fill, link, row, said, smallLine } from "./dom.js";
+import { $, element, link, progress, rows, said, smallLine } from "./dom.js";
 import { jobPage, request } from "./api.js";
 import { brief, moment, number, plural, seconds, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { sweepPage } from "./sweep_start.js";
+import { follow } from "./reading.js";
 
 const READ_MS = 10000;
 let pages = 1;
@@ -12,18 +13,8 @@ $("more-sweeps").addEventListener("click", () => {
   showSweeps();
 });
 
-// It is read again while it is looked at and a sweep goes on.
-export async function followSweeps() {
-  const goesOn = await showSweeps().catch((error) => {
-    if (error.status) throw error;
-    return true;
-  }); // without a status the service is away
-  if (goesOn)
-    setTimeout(() => {
-      if (document.hidden) document.addEventListener("visibilitychange", followSweeps, { once: true });
-      else followSweeps();
-    }, READ_MS);
-}
+// It is read again while a sweep goes on.
+export const followSweeps = () => follow(() => showSweeps().then((goesOn) => !goesOn), READ_MS);
 
 async function showSweeps() {
   const found = [];
@@ -35,11 +26,11 @@ async function showSweeps() {
   }
   $("sweeps-card").hidden = !found.length;
   $("more-sweeps").hidden = !cursor;
-  fill("sweeps", found.map(sweepRow));
+  rows("sweeps", found, cells);
   return found.some((one) => one.ended_at === null);
 }
 
-function sweepRow(one) {
+function cells(one) {
   const ended = Object.entries(one.num_by_state).reduce(
     (sum, [state, count]) => sum + (ENDED.has(state) ? count : 0),
     0,
@@ -47,11 +38,7 @@ function sweepRow(one) {
   const jobs = [
     element("div", [
       `${whole(ended)} of ${plural(one.num_jobs, "job")} `,
-      element("progress", null, {
-        max: one.num_jobs,
-        value: ended,
-        "aria-label": `Jobs of ${one.name} that have ended`,
-      }),
+      progress(ended, one.num_jobs, `Jobs of ${one.name} that have ended`),
     ]),
     smallLine(
       Object.entries(one.num_by_state)
@@ -63,18 +50,16 @@ function sweepRow(one) {
     ? [number(one.best.value), smallLine(one.best.measure === "val_loss" ? "validation loss" : "loss")]
     : "–";
   const took = one.ended_at === null ? "" : `took ${seconds(one.ended_at - one.created_at)}`;
-  return row(
-    [
-      element("td", said(link(one.name, sweepPage(one))), { class: "title" }),
-      said(one.project),
-      badge(stateOf(one.num_by_state)),
-      element("td", jobs, { class: "text" }),
-      element("div", best),
-      one.best ? said(link(one.best.name, jobPage(one.best.job), { title: one.best.job })) : "–",
-      element("div", [element("div", brief(one.created_at), { title: moment(one.created_at) }), smallLine(took)]),
-    ],
+  return [
+    element("td.title", said(link(one.name, sweepPage(one)))),
+    said(one.project),
+    badge(stateOf(one.num_by_state)),
+    element("td.text", jobs),
+    element("div", best),
+    one.best ? said(link(one.best.name, jobPage(one.best.job), { title: one.best.job })) : "–",
+    element("div", [element("div", brief(one.created_at), { title: moment(one.created_at) }), smallLine(took)]),
     { class: "row", "data-sweep": one.name },
-  );
+  ];
 }
 
 // The state of a sweep in one word. While jobs are left: RUNNING if one is in an attempt, else what most of them do; at the

@@ -1,20 +1,14 @@
 // The form that starts a sweep. Each line of its values is a key and a list, or a range from which numbers are drawn.
-import { $, say } from "./dom.js";
-import { request, validated } from "./api.js";
+import { $, attempt, onSubmit, say } from "./dom.js";
+import { post, validated } from "./api.js";
 import { plural } from "./format.js";
+import { example } from "./new_job.js";
 
-const SPEC = `name: my-sweep
-model: {dim: 128, num_layers: 3, num_heads: 4, num_kv_heads: 2, seq_len: 128}
-data: {corpus: python-stdlib}
-batch: {global_size: 16, micro_size: 4}
-stop: {steps: 120}
-elasticity: {min_workers: 1, max_workers: 2}
-`;
 const VALUES = "optimizer.lr: 1e-4, 3e-4, 1e-3\nseed: 1, 2\n";
 const FIELDS = ["samples", "seed", "limit", "warmup_steps", "reduction"];
 
 export function setUpStart() {
-  $("sweep-yaml").value = sessionStorage.getItem("shoal.spec") || SPEC;
+  $("sweep-yaml").value = sessionStorage.getItem("shoal.spec") || example("my-sweep");
   $("values").value = sessionStorage.getItem("shoal.sweep") || VALUES;
   $("new").addEventListener("click", () => {
     const open = $("start").hidden;
@@ -36,10 +30,7 @@ export function setUpStart() {
     $("rule-warmup").hidden = !$("prune").value;
     tell();
   });
-  $("start-form").addEventListener("submit", (event) => {
-    event.preventDefault();
-    start();
-  });
+  onSubmit("start-form", () => attempt(start, "verdict", "submit"));
   $("rule-reduction").hidden = $("rule-warmup").hidden = true;
 }
 
@@ -118,18 +109,11 @@ function split(text) {
 }
 
 async function start() {
-  $("submit").disabled = true;
-  try {
-    const body = asked(),
-      found = await validated($("sweep-yaml").value);
-    if (!found.valid) throw new Error(found.words);
-    const { sweep: _, ...spec } = found.spec;
-    const made = await request("/v1/sweeps", { method: "POST", body: { ...body, spec } });
-    location.href = sweepPage(made);
-  } catch (error) {
-    say("verdict", error.message, "error");
-    $("submit").disabled = false;
-  }
+  const body = asked(),
+    found = await validated($("sweep-yaml").value);
+  if (!found.valid) throw new Error(found.words);
+  const { sweep: _, ...spec } = found.spec;
+  location.href = sweepPage(await post("/v1/sweeps", { ...body, spec }));
 }
 
 export const sweepPage = ({ name, project }) =>

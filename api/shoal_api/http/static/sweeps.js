@@ -1,16 +1,17 @@
 // The page of a sweep: its rules, curves, best so far, what matters, parallel axes and the table. It shows the jobs with any
 // other label too, without what only a sweep has.
-import { $, button, element, facts, fill, link, rows, said } from "./dom.js";
-import { jobPage, request } from "./api.js";
+import { $, button, element, fillEach, fillFacts, link, onSubmit, rows, said } from "./dom.js";
+import { jobPage, post, request, sweepPath, whoami } from "./api.js";
 import { ask } from "./dialog.js";
-import { Live, throttled } from "./live.js";
+import { Live } from "./live.js";
 import { compare, number, numeric, percent, plural, steps, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
-import { onThemeChange } from "./theme.js";
+import { onThemeChange } from "./looks.js";
 import { drawAxes } from "./sweep_axes.js";
 import { drawBest, drawCurves } from "./sweep_curves.js";
 import { followSweeps } from "./sweep_list.js";
 import { setUpStart } from "./sweep_start.js";
+import { throttled } from "./reading.js";
 
 const RESULTS = [
   ["Loss", "loss"],
@@ -30,8 +31,7 @@ let items = [],
   curves = null,
   may = new Set();
 $("label").value = label;
-$("pick").addEventListener("submit", (event) => {
-  event.preventDefault();
+onSubmit("pick", () => {
   location.search = `?label=${encodeURIComponent($("label").value.trim())}`;
 });
 onThemeChange(draw);
@@ -42,14 +42,14 @@ $("stop").addEventListener("click", () =>
   ask({
     title: `Stop the sweep ${sweep.name}`,
     confirm: "Stop sweep",
-    words: async () =>
+    words: () =>
       `${plural(running().length, "job")} of ${whole(sweep.num_jobs)} end. This cannot be undone; their checkpoints are kept.`,
-    send: stop,
+    send: () => post(`${sweepPath(sweep)}/cancel`).then(readSweep),
   }),
 );
 const soon = throttled(readSweep, READ_MS);
 setUpStart();
-request("/v1/whoami").then((me) => {
+whoami().then((me) => {
   may = new Set(me.permissions);
   $("new").hidden = !may.has("jobs:submit");
   showRules();
@@ -74,16 +74,12 @@ else followSweeps();
 // Read again when a job of the sweep has changed, but not more often than every three seconds.
 async function readSweep() {
   if (!sweepName) return;
-  const project =
-    sweep?.project ??
-    asked.get("project") ??
-    (await request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}`)).items[0]?.project;
+  const found = async (more) => (await request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}${more}`)).items[0],
+    project = sweep?.project ?? asked.get("project") ?? (await found(""))?.project;
   if (!project) return;
-  const path = `/v1/sweeps/${encodeURIComponent(project)}/${encodeURIComponent(sweepName)}`;
-  [[sweep], curves] = await Promise.all([
-    request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}&project=${encodeURIComponent(project)}`).then(
-      (found) => found.items,
-    ),
+  const path = sweepPath({ project, name: sweepName });
+  [sweep, curves] = await Promise.all([
+    found(`&project=${encodeURIComponent(project)}`),
     request(`${path}/curves?measure=${$("measure").value}`),
   ]);
   rules ??= await request(path);
@@ -100,30 +96,20 @@ function showRules() {
   if (!sweep) return;
   const { limit, prune, warmup_steps: warmup, reduction } = rules;
   $("sweep-title").textContent = `${sweep.name} in ${sweep.project}`;
-  fill(
-    "rules",
-    facts([
-      ...Object.entries(sweep.num_by_state).map(([state, count]) => [state, whole(count)]),
-      ["Pruned", whole(pruned().length)],
-      ["Max concurrent", limit === null ? "no limit" : whole(limit)],
-      [
-        "Pruning",
-        prune === null
-          ? "off"
-          : prune === "median"
-            ? `median, from step ${warmup}`
-            : `best 1/${reduction} at steps ${warmup}, ${warmup * reduction}, …`,
-      ],
-    ]),
-  );
+  fillFacts("rules", [
+    ...Object.entries(sweep.num_by_state).map(([state, count]) => [state, whole(count)]),
+    ["Pruned", whole(pruned().length)],
+    ["Max concurrent", limit === null ? "no limit" : whole(limit)],
+    [
+      "Pruning",
+      prune === null
+        ? "off"
+        : prune === "median"
+          ? `median, from step ${warmup}`
+          : `best 1/${reduction} at steps ${warmup}, ${warmup * reduction}, …`,
+    ],
+  ]);
   $("stop").hidden = !running().length || !may.has("jobs:change");
-}
-
-async function stop() {
-  await request(`/v1/sweeps/${encodeURIComponent(sweep.project)}/${encodeURIComponent(sweep.name)}/cancel`, {
-    method: "POST",
-  });
-  await readSweep();
 }
 
 // The labels that differ: the parameters of the sweep.
@@ -147,48 +133,33 @@ function show() {
   ];
   const value = columns.find(([title]) => title === order)?.[1] ?? ((job) => ranks.get(job.id));
   const sorted = [...items].sort((a, b) => compare(value(a), value(b)) * (up ? 1 : -1));
-  fill(
-    "heads",
-    columns.map(([title]) =>
-      element(
-        "th",
-        button(title + (title === order ? (up ? " ▴" : " ▾") : ""), () => {
-          up = title === order ? !up : true;
-          order = title;
-          show();
-        }),
-        { scope: "col", "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" },
-      ),
+  fillEach("heads", columns, ([title]) =>
+    element(
+      "th",
+      button(title + (title === order ? (up ? " ▴" : " ▾") : ""), () => {
+        up = title === order ? !up : true;
+        order = title;
+        show();
+      }),
+      { scope: "col", "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" },
     ),
   );
-  rows(
-    "jobs",
-    sorted,
-    (job) => [
-      element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
-      element(
-        "td",
-        [
-          badge(job.state),
-          job.reason === "pruned"
-            ? " pruned"
-            : ranks.get(job.id) === 0 && typeof lossOf(job) === "number"
-              ? " best"
-              : "",
-        ],
-        { class: "title" },
-      ),
-      ...names.map((name) => job.labels[name] ?? "–"),
-      steps(job),
-      number(job.loss),
-      number(job.val_loss),
-      number(job.tokens_per_s),
-      percent(job.goodput),
-      job.incidents,
-      element("td", job.state === "RUNNING" ? "" : job.message, { class: "text" }),
-    ],
-    (job) => ({ class: "row" }),
-  );
+  rows("jobs", sorted, (job) => [
+    element("td.title", said(link(job.name, jobPage(job.id), { title: job.id }))),
+    element("td.title", [
+      badge(job.state),
+      job.reason === "pruned" ? " pruned" : ranks.get(job.id) === 0 && typeof lossOf(job) === "number" ? " best" : "",
+    ]),
+    ...names.map((name) => job.labels[name] ?? "–"),
+    steps(job),
+    number(job.loss),
+    number(job.val_loss),
+    number(job.tokens_per_s),
+    percent(job.goodput),
+    job.incidents,
+    element("td.text", job.state === "RUNNING" ? "" : job.message),
+    { class: "row" },
+  ]);
   draw();
 }
 

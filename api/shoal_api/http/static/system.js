@@ -1,11 +1,11 @@
 // System metrics of a job by rank over time: a heat map rank x time, in which a straggler is a dark row, and its curves.
-import { $, element } from "./dom.js";
+import { $, element, fillEach } from "./dom.js";
 import { jobPath, request } from "./api.js";
-import { PALETTE } from "./looks.js";
-import { colours, onThemeChange } from "./theme.js";
+import { colours, onThemeChange, PALETTE } from "./looks.js";
 import { curve, plot } from "./plot.js";
 import { ENDED } from "./states.js";
 import { bytes, number, percent, plural, seconds, words } from "./format.js";
+import { follow, latest } from "./reading.js";
 
 const PACE_MS = 10_000;
 const MAX_LINES = 16;
@@ -29,48 +29,45 @@ export class System {
     this.id = id;
     this.shown = shown;
     this.answer = null;
-    this.asked = 0;
-    this.timer = null;
+    this.ask = latest(
+      () => this.request(),
+      (answer) => {
+        this.answer = answer;
+        this.draw();
+      },
+    );
     for (const name of ["system-metric", "system-ranks", "system-since"])
       $(name).addEventListener("change", () => this.read());
-    document.addEventListener("visibilitychange", () => this.read());
     onThemeChange(() => this.draw());
   }
 
+  // Asks again every ten seconds while the job goes on.
   start() {
-    this.read();
+    follow(() => this.read().then(() => ENDED.has(this.shown.job?.status.state)), PACE_MS);
   }
 
-  // Asks again every ten seconds while the job goes on and somebody looks.
-  async read() {
-    clearTimeout(this.timer);
-    if (document.hidden) return;
-    const turn = ++this.asked,
-      ranks = $("system-ranks").value.replaceAll(" ", ""),
-      since = Number($("system-since").value);
-    const after = since ? Math.max(0, Date.now() / 1000 - since) : 0;
-    try {
-      const answer = await request(
-        `${jobPath(this.id)}/system?metric=${$("system-metric").value || "busy"}&ranks=${encodeURIComponent(ranks)}&after=${after}`,
-      );
-      if (turn !== this.asked) return;
-      this.answer = answer;
-      this.draw();
-    } catch (error) {
-      if (turn === this.asked) $("system-said").replaceChildren(error.message);
-    }
-    if (turn === this.asked && !ENDED.has(this.shown.job?.status.state))
-      this.timer = setTimeout(() => this.read(), PACE_MS);
+  read() {
+    return this.ask().catch((error) => {
+      $("system-said").textContent = error.message;
+    });
+  }
+
+  request() {
+    const since = Number($("system-since").value);
+    const query = new URLSearchParams({
+      metric: $("system-metric").value || "busy",
+      ranks: $("system-ranks").value.replaceAll(" ", ""),
+      after: since ? Math.max(0, Date.now() / 1000 - since) : 0,
+    });
+    return request(`${jobPath(this.id)}/system?${query}`);
   }
 
   draw() {
     if (!this.answer) return;
     const { metric, metrics, width_s: width, at, ranks, values } = this.answer;
     if (metrics.length && [...$("system-metric").options].map((one) => one.value).join() !== metrics.join()) {
-      $("system-metric").replaceChildren(
-        ...metrics.map((name) =>
-          element("option", NAMES[name] ?? words(name), { value: name, selected: name === metric }),
-        ),
+      fillEach("system-metric", metrics, (name) =>
+        element("option", NAMES[name] ?? words(name), { value: name, selected: name === metric }),
       );
     }
     const isEmpty = !values.some((row) => row.some((value) => value !== null));

@@ -1,10 +1,9 @@
 // Views that are saved on the service, under a name for all who see their project: of the table of jobs, and of the workspace.
-import { $, element } from "./dom.js";
+import { $, element, fill, showText } from "./dom.js";
 import { ask, field } from "./dialog.js";
-import { request } from "./api.js";
+import { keyOf, put, remove, request } from "./api.js";
 
-const path = (project, name) => `/v1/views/${encodeURIComponent(project)}/${encodeURIComponent(name)}`;
-export const keyOf = ({ project, name }) => `${project}/${name}`;
+const path = ({ project, name }) => `/v1/views/${encodeURIComponent(project)}/${encodeURIComponent(name)}`;
 let views = [];
 
 // By its key, PROJECT/NAME.
@@ -17,16 +16,17 @@ export async function loadViews() {
 // Fills the list of views with those that `isOffered`.
 export function offerViews(current, isOffered = () => true) {
   const known = views.filter(isOffered);
-  $("views").replaceChildren(
+  fill("views", [
     new Option(known.length ? "none" : "none saved", ""),
     ...known.map((one) => new Option(`${one.project}: ${one.name}`, keyOf(one), false, keyOf(one) === current)),
-  );
+  ]);
   $("drop-view").disabled = !$("views").value;
 }
 
 // The buttons that save and delete. document(before): what is to be saved over this view, or undefined; `usual()`: its project
 // unless one is shown; shown(key): the view with this key is shown now, or none.
 export function setUpSaving({ title, words, document, usual, shown }) {
+  const show = (key) => loadViews().then(() => shown(key));
   $("save-view").addEventListener("click", () => {
     const open = savedView($("views").value);
     const name = field("Name", { value: open?.name ?? "" }),
@@ -35,12 +35,10 @@ export function setUpSaving({ title, words, document, usual, shown }) {
       title,
       confirm: "Save",
       input: [element("p", name), element("p", project)],
-      words: async () => `${words} One with the same name is replaced.`,
-      send: async () => {
+      words: () => `${words} One with the same name is replaced.`,
+      send: () => {
         const one = { project: $("view-project").value.trim(), name: $("dialog-value").value.trim() };
-        await request(path(one.project, one.name), { method: "PUT", body: document(savedView(keyOf(one))?.view) });
-        await loadViews();
-        shown(keyOf(one));
+        return put(path(one), document(savedView(keyOf(one))?.view)).then(() => show(keyOf(one)));
       },
     });
   });
@@ -49,12 +47,14 @@ export function setUpSaving({ title, words, document, usual, shown }) {
     ask({
       title: `Delete the view ${name}`,
       confirm: "Delete",
-      words: async () => `It is deleted for all who see the project ${project}. The jobs stay as they are.`,
-      send: async () => {
-        await request(path(project, name), { method: "DELETE" });
-        await loadViews();
-        shown("");
-      },
+      words: () => `It is deleted for all who see the project ${project}. The jobs stay as they are.`,
+      send: () => remove(path({ project, name })).then(() => show("")),
     });
   });
+}
+
+// What is wrong with the condition of the page, or nothing.
+export function showProblem(text) {
+  showText("where-error", text);
+  $("where").setAttribute("aria-invalid", String(Boolean(text)));
 }

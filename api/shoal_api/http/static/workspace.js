@@ -1,15 +1,15 @@
 // The workspace: curves of many jobs in panels that share their axis. Its address holds all that is chosen, or the name of a view.
-import { $ } from "./dom.js";
+import { $, onSubmit } from "./dom.js";
 import { request } from "./api.js";
 import { Live } from "./live.js";
 import { offer } from "./address.js";
-import { onThemeChange } from "./theme.js";
-import { positions, indexAt, unpack } from "./curve_data.js";
+import { onThemeChange } from "./looks.js";
+import { indexAt, positions, unpack } from "./curve_data.js";
 import { PanelGrid } from "./panel_grid.js";
 import { isMetric, offerNames, setUpNewPanel } from "./new_panel.js";
 import { groupsOf, RunList } from "./run_list.js";
 import { apply, applyAddress, initial, offerProjects, setUpViews, showViews, toText } from "./workspace_views.js";
-import { loadViews, savedView } from "./views.js";
+import { loadViews, savedView, showProblem } from "./views.js";
 
 const PAUSE_MS = 300,
   DETAIL_MS = 250,
@@ -57,21 +57,10 @@ const workspace = {
 const grid = new PanelGrid(workspace, changed),
   list = new RunList(state, changed, (key) => workspace.mark(key));
 
-const metrics = () =>
-  [
-    ...new Set([
-      ...state.panels.filter(({ kind, y }) => kind === "lines" && isMetric(y)).map(({ y }) => y),
-      ...(isMetric(state.axis) ? [state.axis] : []),
-    ]),
-  ].sort();
-const columns = () =>
-  [
-    ...new Set(
-      [state.group, ...state.panels.filter(({ kind }) => kind !== "lines").flatMap(({ x, y }) => [x, y])].filter(
-        Boolean,
-      ),
-    ),
-  ].sort();
+const sorted = (names) => [...new Set(names.filter(Boolean))].sort();
+const panelsOf = (areLines) => state.panels.filter(({ kind }) => (kind === "lines") === areLines);
+const metrics = () => sorted([...panelsOf(true).map(({ y }) => y), state.axis].filter(isMetric));
+const columns = () => sorted([state.group, ...panelsOf(false).flatMap(({ x, y }) => [x, y])]);
 
 function query(more = {}) {
   const made = new URLSearchParams({ packed: "true", limit: String(state.limit), ...more });
@@ -98,12 +87,12 @@ async function load() {
     } catch (error) {
       if (mine === turn) {
         asking = "";
-        problem(error.message);
+        showProblem(error.message);
       }
       return;
     }
     if (mine !== turn) return;
-    problem("");
+    showProblem("");
     grid.isCoarse = points === COARSE;
     take(document, true);
     show();
@@ -113,12 +102,6 @@ async function load() {
   asking = "";
   live.open(`/v1/curves?${query({ since: position })}`);
   detail();
-}
-
-function problem(text) {
-  $("where-error").textContent = text;
-  $("where-error").hidden = !text;
-  $("where").setAttribute("aria-invalid", String(Boolean(text)));
 }
 
 function take(document, isAll) {
@@ -235,54 +218,47 @@ async function open(key) {
   showViews(view, state.project);
   $("title").textContent = found ? found.name : "Workspace";
   await changed();
-  if (key && !found) problem(`There is no view ${key}, or its project is hidden from you.`);
+  if (key && !found) showProblem(`There is no view ${key}, or its project is hidden from you.`);
 }
 
 $("where").addEventListener("input", () => {
   clearTimeout(typing);
   typing = setTimeout(changed, PAUSE_MS);
 });
-$("conditions").addEventListener("submit", (event) => event.preventDefault());
-$("axis").addEventListener("change", () => {
-  state.axis = $("axis").value;
+onSubmit("conditions", () => {});
+// A control whose value is one of the state: act() shows what depends on it.
+const takes = (name, event, act, value = (control) => control.value) =>
+  $(name).addEventListener(event, () => {
+    if (!$(name).reportValidity()) return;
+    state[name.replace("-", "_")] = value($(name));
+    act();
+  });
+const redrawn = () => {
+  workspace.version += 1;
+  remember();
+  grid.redraw();
+};
+takes("axis", "change", () => {
   state.zoom = null;
   dropDetail();
   changed();
 });
-for (const [name, event] of [
-  ["smoothing", "input"],
-  ["band", "change"],
-])
-  $(name).addEventListener(event, () => {
-    state[name] = name === "band" ? $(name).value : Number($(name).value);
-    workspace.version += 1;
-    remember();
-    grid.redraw();
-  });
-$("project").addEventListener("change", () => {
-  state.project = $("project").value;
+takes("smoothing", "input", redrawn, ({ value }) => Number(value));
+takes("band", "change", redrawn);
+takes("log-x", "change", redrawn, ({ checked }) => checked);
+takes("limit", "change", changed, ({ value }) => Number(value));
+takes("project", "change", () => {
   showViews(view, state.project);
   changed();
 });
-$("limit").addEventListener("change", () => {
-  if ($("limit").reportValidity()) {
-    state.limit = Number($("limit").value);
-    changed();
-  }
-});
-$("log-x").addEventListener("change", () => {
-  state.log_x = $("log-x").checked;
-  remember();
-  grid.redraw();
-});
-$("group").addEventListener("change", () => {
-  state.group = $("group").value.trim();
+const ungroup = () => {
   state.hidden.clear();
   state.colours = {};
   changed();
-});
+};
+takes("group", "change", ungroup, ({ value }) => value.trim());
 $("unzoom").addEventListener("click", () => zoomTo(null));
-setUpNewPanel(state, changed, problem);
+setUpNewPanel(state, changed, showProblem);
 for (const listen of [onThemeChange, (redraw) => addEventListener("resize", redraw)]) listen(() => grid.redraw());
 setUpViews(state, open, (key) => {
   view = key;

@@ -1,7 +1,7 @@
 // Workspaces that are saved on the service, under a name for all who see the project; and what of a view is the workspace's.
-import { $ } from "./dom.js";
-import { request } from "./api.js";
-import { keyOf, offerViews, setUpSaving } from "./views.js";
+import { $, fill } from "./dom.js";
+import { keyOf, request } from "./api.js";
+import { offerViews, setUpSaving } from "./views.js";
 
 const PANELS = ["loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "world_size"];
 export const newPanel = (y, more = {}) => ({
@@ -97,5 +97,5 @@ export function setUpViews(state, opened, saved) {
 
 export async function offerProjects() {
   const { items } = await request("/v1/projects");
-  $("project").replaceChildren(new Option("all", ""), ...items.map(({ name }) => new Option(name, name)));
+  fill("project", [new Option("all", ""), ...items.map(({ name }) => new Option(name, name))]);
 }
