@@ -20,10 +20,8 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -98,7 +96,7 @@ class _Views:
     tensors: list[torch.Tensor]
     addresses: list[int]
     pin: Pin | None
-    """Lives as long as the views: they are dropped before the slot changes its size or goes."""
+    """Lives as long as the views, which are `attached` to the slot."""
 
 
 class OwnSlots:
@@ -116,7 +114,6 @@ class OwnSlots:
         """Held while memory is allocated, which is slow. Acquired before `_lock`."""
         self._lock = threading.Lock()
         """Guards what is known of the slots; held briefly."""
-        self._views: WeakKeyDictionary[SlotFile, _Views] = WeakKeyDictionary()
         self._newest: SlotFile | None = None
         self._sending: SlotFile | None = None
         self._last_sent: SlotFile | None = None
@@ -222,7 +219,6 @@ class OwnSlots:
         with self._lock:
             self._pool.close()
             self._last_sent = None
-            self._views.clear()
 
     def _shape_of(self, state: Mapping[str, torch.Tensor], owns_replicated: bool, *, extra_bytes: int) -> Shape:
         key = plan_key(state, owns_replicated=owns_replicated, every_replica=True)
@@ -299,16 +295,14 @@ class OwnSlots:
     def _lay_out(self, slot: SlotFile, shape: Shape) -> _Views:
         """Return the tensors over the slot; writes the index if the slot has another shape. No part is complete in
         it."""
-        views = self._views.get(slot)
-        if views is None or views.shape is not shape:
-            views = self._views.pop(slot, None)
-            del views  # its pin ends before the next one begins
+        views = slot.attached
+        if not isinstance(views, _Views) or views.shape is not shape:
+            views = slot.attached = None  # the pin ends before the next one begins
             payload = shape.lay_out(slot)
             tensors = [view_of(payload, item) for item in shape.plan.items]
             addresses = [tensor.data_ptr() for tensor in tensors]
             views = _Views(shape, tensors, addresses, pin(payload[: shape.plan.total_bytes], self._runtime))
-            self._views[slot] = views
-            slot.before_change = partial(_drop, self._views, ref(slot))
+            slot.attached = views
         return views
 
     def _remove_stale(self, generation: int, num_bytes: int) -> None:
@@ -324,15 +318,8 @@ class OwnSlots:
 
     def _forget(self, slots: Collection[SlotFile]) -> None:
         """Forget slots that were resized or removed, and hold no part."""
-        for slot in slots:
-            if slot is self._last_sent:
-                self._last_sent = None
-            self._views.pop(slot, None)
-
-
-def _drop(views: WeakKeyDictionary[SlotFile, _Views], slot: ref[SlotFile]) -> None:
-    if (changing := slot()) is not None:
-        views.pop(changing, None)
+        if self._last_sent in slots:
+            self._last_sent = None
 
 
 def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
