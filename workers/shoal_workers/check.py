@@ -20,7 +20,6 @@ import math
 import resource
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +44,7 @@ from shoal_workers.contract import (
     StepSkipped,
     StopSpec,
     ValidationReport,
+    WorkerPoll,
     WorkerReport,
 )
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -58,14 +58,13 @@ from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import PackagesNotInstalled
 from shoal_workers.proofs import Zygote, data_layout, fixed_to_prove, layouts_to_prove
-from shoal_workers.training_thread import run_on_training_thread
+from shoal_workers.training_thread import run_engine
 
 _STEPS = 3
 _SAVED_AFTER = 2
 _EXAMPLES = 1_000
 _TEXT_BYTES = 4 << 20
 """Bytes of the text of a built-in task that are read: enough for a few samples, tokenised within a second."""
-_POLL_S = 0.2
 _OF_THE_TASK = (ExitKind.USER_ERROR, ExitKind.NON_FINITE)
 
 
@@ -214,14 +213,13 @@ class _Check:
         """When it began and ended."""
 
     def run(self) -> Checked:
-        reader = threading.Thread(target=self._read_reports, name="shoal-reports")
-        reader.start()
-        try:
-            run_on_training_thread(self._try, lambda: self._engine.interrupt(self._generation))
-        finally:
-            self._engine.close()
-            self._outbox.close()
-            reader.join()
+        run_engine(
+            self._engine,
+            self._outbox,
+            self._try,
+            lambda: self._engine.interrupt(self._generation),
+            self._read,
+        )
         return self._found()
 
     def _try(self) -> None:
@@ -269,18 +267,12 @@ class _Check:
             self._second_step[1] = time.perf_counter()
         self._say(phase, f"after step {step}" if step else "")
 
-    def _read_reports(self) -> None:
-        after = 0
-        while True:
-            poll = self._outbox.poll(after, _POLL_S, lambda: self._engine.progress)
-            after = poll.seq
-            self._reports += poll.reports
-            self._remarks += [line.text for line in poll.logs if line.stream is LogStream.SHOAL]
-            for item in poll.reports:
-                if isinstance(item, SavedPart):
-                    self._engine.note_commit(self._generation, item.step)
-            if self._outbox.is_closed and not poll.reports:
-                return
+    def _read(self, poll: WorkerPoll) -> None:
+        self._reports += poll.reports
+        self._remarks += [line.text for line in poll.logs if line.stream is LogStream.SHOAL]
+        for report in poll.reports:
+            if isinstance(report, SavedPart):
+                self._engine.note_commit(self._generation, report.step)
 
     def _found(self) -> Checked:
         losses = [item.loss for item in self._reports if isinstance(item, StepReport | StepSkipped)]

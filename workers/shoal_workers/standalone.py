@@ -15,7 +15,6 @@ import re
 import secrets
 import statistics
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -51,6 +50,7 @@ from shoal_workers.contract import (
     StepSkipped,
     ValidationReport,
     WorkerExit,
+    WorkerPoll,
     WorkerReport,
     WorkerSpec,
     fully_sharded,
@@ -64,11 +64,10 @@ from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import read_secrets
 from shoal_workers.engine.state.saving import PartCollector
-from shoal_workers.training_thread import run_on_training_thread
+from shoal_workers.training_thread import run_engine
 
 _GENERATION = 1
 _COMMIT_S = 120.0
-_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +210,16 @@ def train(
         shared,
         on_commit=lambda step, error: engine.note_commit(_GENERATION, step, error),
     )
-    reader = threading.Thread(target=_read_reports, args=(engine, outbox, summary, parts), name="shoal-reports")
-    reader.start()
+
+    def read(poll: WorkerPoll) -> None:
+        for report in poll.reports:
+            if isinstance(report, SavedPart):
+                parts.add(report)
+            _show(report, summary)
+
     try:
-        ended = run_on_training_thread(lambda: engine.run(assignment), lambda: engine.interrupt(_GENERATION))
+        ended = run_engine(engine, outbox, lambda: engine.run(assignment), lambda: engine.interrupt(_GENERATION), read)
     finally:
-        engine.close()
-        outbox.close()
-        reader.join()
         summary.num_checkpoints = parts.close()
     return _conclude(ended, environment, summary)
 
@@ -302,20 +303,6 @@ def _enter(code: Path) -> None:
 def _next_attempt(root: str) -> int:
     """One more than the newest attempt in this directory, so that no checkpoint directory is written twice."""
     return 1 + max((name.attempt for name in checkpoint_names(open_directory(root))), default=0)
-
-
-def _read_reports(engine: Engine, outbox: Outbox, summary: Summary, parts: PartCollector) -> None:
-    """The control thread: prints reports, and passes on checkpoint parts, until the outbox is closed and empty."""
-    after = 0
-    while True:
-        poll = outbox.poll(after, _POLL_S, lambda: engine.progress)
-        after = poll.seq
-        for item in poll.reports:
-            if isinstance(item, SavedPart):
-                parts.add(item)
-            _show(item, summary)
-        if outbox.is_closed and not poll.reports:
-            return
 
 
 def _show(item: WorkerReport, summary: Summary) -> None:
