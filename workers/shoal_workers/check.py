@@ -69,7 +69,7 @@ _OF_THE_TASK = (ExitKind.USER_ERROR, ExitKind.NON_FINITE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CheckResult:
     """What a task is, and what a micro-batch takes on this machine."""
 
     parameters: int
@@ -128,7 +128,7 @@ def main() -> int:
     return 0
 
 
-def _with_proofs(findings: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
+def _with_proofs(findings: CheckResult, spec: JobSpec, zygote: Zygote) -> CheckResult:
     """Raises TaskRefused: a layout that the job is certain to use trains another model."""
     layouts, fixed = layouts_to_prove(spec), fixed_to_prove(spec)
     if fixed is None and spec.elasticity.max_workers > 1:
@@ -144,7 +144,7 @@ def _with_proofs(findings: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
     return replace(findings, proofs=rows, remarks=remarks)
 
 
-def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> Checked:
+def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> CheckResult:
     """Train three steps of `spec`; Shoal's own files are only in `directory`.
 
     Args:
@@ -155,10 +155,10 @@ def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]
     """
     layout = data_layout(spec, 1)
     findings = _Check(make_trial_spec(spec, directory), layout, directory, on_phase).run()
-    return replace(findings, remarks=(*findings.remarks, *_not_tried(spec)))
+    return replace(findings, remarks=(*findings.remarks, *_list_untried(spec)))
 
 
-def _not_tried(spec: JobSpec) -> Iterator[str]:
+def _list_untried(spec: JobSpec) -> Iterator[str]:
     if spec.worker.gpus and not torch.cuda.is_available():
         yield "worker.gpus is set, and this machine has no GPU: it was tried on the CPU."
     if spec.compile:
@@ -212,7 +212,7 @@ class _Check:
         self._second_step = [0.0, 0.0]
         """When it began and ended."""
 
-    def run(self) -> Checked:
+    def run(self) -> CheckResult:
         run_engine(
             self._engine,
             self._outbox,
@@ -220,7 +220,7 @@ class _Check:
             lambda: self._engine.interrupt(self._generation),
             self._read,
         )
-        return self._found()
+        return self._make_result()
 
     def _try(self) -> None:
         self._prepare()
@@ -274,7 +274,7 @@ class _Check:
             if isinstance(report, SavedPart):
                 self._engine.note_commit(self._generation, report.step)
 
-    def _found(self) -> Checked:
+    def _make_result(self) -> CheckResult:
         losses = [item.loss for item in self._reports if isinstance(item, StepReport | StepSkipped)]
         formed = next(item for item in self._reports if isinstance(item, GroupFormed))
         saved = next(item for item in self._reports if isinstance(item, SavedPart))
@@ -285,7 +285,7 @@ class _Check:
             for name, value in (("the loss of a step", losses[-1]), ("the validation loss", val_loss))
             if value is not None and not math.isfinite(value)
         ]
-        return Checked(
+        return CheckResult(
             parameters=formed.num_parameters,
             micro_batch_s=self._second_step[1] - self._second_step[0],
             micro_size=self._spec.batch.micro_size,

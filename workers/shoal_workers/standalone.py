@@ -99,7 +99,7 @@ class TorchrunEnvironment:
         store = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300))
         return PrefixStore(f"{job}/{self.restart}/run", store)
 
-    def own_address(self) -> str:
+    def local_address(self) -> str:
         """Return this host's address on the route to torchrun's store."""
         return find_local_address(self.host, self.port or 1) or "127.0.0.1"
 
@@ -171,11 +171,11 @@ def train(
     outbox = Outbox(f"rank-{environment.rank}")
     shared = environment.shared_store(spec.name)
     if environment.rank == 0:
-        newest = _newest_of(spec, root, may_differ=changed_spec)
+        newest = _find_newest(spec, root, may_differ=changed_spec)
         shared.set("attempt", str(_next_attempt(root)))
         shared.set("restore_from", _absolute(newest))
         shared.set("key", secrets.token_hex(16))
-    store = StoreServer(environment.own_address(), shared.get("key").decode())
+    store = StoreServer(environment.local_address(), shared.get("key").decode())
     if environment.rank == 0:
         shared.set("address", json.dumps([store.host, store.port]))
     host, port = json.loads(shared.get("address"))
@@ -232,7 +232,7 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
         SystemExit: the degrees do not multiply to the world size, or the layout is not legal; the message tells why.
     """
     if spec.loop is not None:
-        return _layout_of_loop(spec.parallelism, world_size)
+        return _find_loop_layout(spec.parallelism, world_size)
     fixed, plan = spec.parallelism, plan_of(spec)
     if not isinstance(fixed, ParallelismSpec):
         return fully_sharded(world_size)
@@ -250,7 +250,7 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
     return layout
 
 
-def _layout_of_loop(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
+def _find_loop_layout(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
     layout = loop_layout(parallelism, world_size)
     if layout.world_size != world_size:
         raise SystemExit(
@@ -260,7 +260,7 @@ def _layout_of_loop(parallelism: ParallelismSpec | Literal["auto"], world_size: 
     return layout
 
 
-def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
+def _find_newest(spec: JobSpec, root: str, *, may_differ: bool) -> str:
     """Return the checkpoint from which this run continues; empty: it begins. On rank 0 only.
 
     Raises:
@@ -270,7 +270,7 @@ def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
     try:
         note_spec(root, spec, may_differ=may_differ or not newest)
         if not newest and spec.continue_from is not None:
-            newest = _origin_of(spec.continue_from)
+            newest = _find_origin(spec.continue_from)
     except SpecChanged as error:
         raise SystemExit(
             f"{error} To continue from {newest} all the same, add --changed-spec; to begin anew, name another "
@@ -280,7 +280,7 @@ def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
     return newest
 
 
-def _origin_of(origin: ContinueFrom) -> str:
+def _find_origin(origin: ContinueFrom) -> str:
     """Without a service, nothing looks up the other job's checkpoint."""
     if origin.url is None:
         raise SystemExit(f"continue_from.job {origin.job}: only the service knows its jobs; set continue_from.url too.")

@@ -226,9 +226,9 @@ class OwnSlots:
         if shape is None or key != self._key:
             self._runtime = self._find_runtime(state)
             plan = plan_save(state, owns_replicated=owns_replicated, every_replica=True)
-            shape = Shape.of(plan, extra_bytes=extra_bytes)
+            shape = Shape.from_plan(plan, extra_bytes=extra_bytes)
         elif extra_bytes > shape.regions.extra_room:
-            shape = Shape.of(shape.plan, extra_bytes=extra_bytes)
+            shape = Shape.from_plan(shape.plan, extra_bytes=extra_bytes)
         self._key, self._shape = key, shape
         return shape
 
@@ -299,7 +299,7 @@ class OwnSlots:
         if not isinstance(views, _Views) or views.shape is not shape:
             views = slot.attached = None  # the pin ends before the next one begins
             payload = shape.lay_out(slot)
-            tensors = [view_of(payload, item) for item in shape.plan.items]
+            tensors = [view_item(payload, item) for item in shape.plan.items]
             addresses = [tensor.data_ptr() for tensor in tensors]
             views = _Views(shape, tensors, addresses, pin(payload[: shape.plan.total_bytes], self._runtime))
             slot.attached = views
@@ -353,16 +353,16 @@ class Shape:
     regions: Regions
 
     @staticmethod
-    def of(plan: SavePlan, *, extra_bytes: int) -> Shape:
+    def from_plan(plan: SavePlan, *, extra_bytes: int) -> Shape:
         """Reserve twice `extra_bytes` for the plain values, since they grow."""
-        index = _index_of(plan)
+        index = _make_index(plan)
         room = max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
         return Shape(plan, index, Regions.lay_out(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
 
-    def index_of(self, names: Collection[str]) -> bytes:
+    def make_index(self, names: Collection[str]) -> bytes:
         """Return the index of a part that has only these of the items; as long as the whole index."""
         items = tuple(item for item in self.plan.items if item.fqn in names)
-        return _index_of(replace(self.plan, items=items)).ljust(len(self.index))
+        return _make_index(replace(self.plan, items=items)).ljust(len(self.index))
 
     def lay_out(self, file: SlotFile) -> torch.Tensor:
         """Write the index; return the payload as bytes, in the file's memory. The slot holds no complete part."""
@@ -371,7 +371,7 @@ class Shape:
         return torch.frombuffer(file.map, dtype=torch.uint8)[regions.payload_offset :]
 
 
-def view_of(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
+def view_item(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
     """An item's slice of the payload, with the item's dtype and sizes."""
     return payload[item.file_offset : item.file_offset + item.nbytes].view(item.dtype).view(item.sizes)
 
@@ -387,7 +387,7 @@ def with_rooms(plan: SavePlan, rooms: Mapping[str, int]) -> SavePlan:
     return SavePlan(tuple(items), end)
 
 
-def _index_of(plan: SavePlan) -> bytes:
+def _make_index(plan: SavePlan) -> bytes:
     """Written once for many snapshots, so the fields that the slot's header carries (rank, step ...) are 0 in it."""
     items = tuple(
         IndexItem(
