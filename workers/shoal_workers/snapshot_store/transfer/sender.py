@@ -60,7 +60,7 @@ class Sender:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot-send")
         self._sending: Future[None] | None = None
         self._costs: deque[SendCost] = deque()
-        """Of copies that were completed, and not taken yet."""
+        """Costs of completed copies, until they are taken."""
         self._stopped = False
         self._is_broken_off = False
 
