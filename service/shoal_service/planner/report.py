@@ -13,8 +13,8 @@ from dataclasses import replace
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
 from shoal_service.core.quantities import count_text
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.holding import holding_of
-from shoal_service.planner.memory import gpu_host_bytes, own_copies
+from shoal_service.planner.holding import find_holding
+from shoal_service.planner.memory import count_local_copies, gpu_host_bytes
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.ranking import LayoutTable, Prediction, Ranking, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
@@ -61,7 +61,7 @@ def rank(
     racks = normal_racks(racks, profile)
     task = Task(spec, shape, on_nodes(profile, racks), fixed, racks)
     table = predict_layouts(task, [world_size], offload=fixed is not None and fixed.offload)
-    trained, state = holding_of(spec, shape).of_model(shape)
+    trained, state = find_holding(spec, shape).count_trained(shape)
     model = {
         "num_params": shape.params,
         "num_active_params": shape.active_params,
@@ -347,8 +347,12 @@ def _more_host_memory(table: LayoutTable) -> str:
         return ""
     spec, shape, params = table.task.spec, table.task.shape, table.shard_params[on_device]
     least = float(gpu_host_bytes(spec, shape, params, offload=True).min()) / GIB
-    holding = holding_of(spec, shape)
-    kept = f" and {holding.snapshot_bytes(shape) * own_copies(spec):.3g} of its snapshots" if own_copies(spec) else ""
+    holding = find_holding(spec, shape)
+    kept = (
+        f" and {holding.snapshot_bytes(shape) * count_local_copies(spec):.3g} of its snapshots"
+        if count_local_copies(spec)
+        else ""
+    )
     return (
         f"parallelism.offload: true with worker.memory_gib {math.ceil(least)} "
         f"({holding.offloaded_bytes(shape):.3g} bytes for each parameter of a worker"
