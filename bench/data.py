@@ -4,9 +4,9 @@
 
 As bytes: eight files of random printable bytes. Rows: the same bytes, 2 KiB a row, as JSON lines (also compressed),
 CSV, Parquet and Arrow. BPE: sources of the standard library, and a tokenizer of 8,000 tokens that is trained on some of
-them (needs the extra `hf`); by the worker itself, by one process, by one per core. The last
+them (needs the extra `hf`); by the worker's own thread, by one more, by one per core. The last
 line is JSON, each figure as minimum, median and maximum of the rounds: megabytes of text per second of wall-clock time
-and of CPU time (of the worker and its processes), and the share of the worker itself in that CPU time.
+and of CPU time, and the share of the calling thread in that CPU time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import gzip
 import itertools
 import json
 import os
-import resource
 import statistics
 import sys
 import sysconfig
@@ -60,15 +59,15 @@ def main() -> None:
             "bytes": (printable, "bytes", 0),
             **{f"bytes, {path.name}": (path, "bytes", 0) for path in _written_as_rows(printable, directory / "rows")},
             "bpe, in the worker": (sources, tokenizer, 0),
-            "bpe, 1 process": (sources, tokenizer, 1),
-            f"bpe, {allowed_cores()} processes": (sources, tokenizer, allowed_cores()),
+            "bpe, 1 thread": (sources, tokenizer, 1),
+            f"bpe, {allowed_cores()} threads": (sources, tokenizer, allowed_cores()),
         }
         figures: dict[str, list[_Round]] = {case: [] for case in cases}
         for turn in range(arguments.rounds):
-            for number, (case, (text, named, num_processes)) in enumerate(cases.items()):
+            for number, (case, (text, named, num_threads)) in enumerate(cases.items()):
                 cache = directory / f"cache-{turn}-{number}"
                 config = TextDataConfig(paths=(str(text),), tokenizer=named, cache_dir=str(cache))
-                found = _measured(config, num_processes)
+                found = _measured(config, num_threads)
                 figures[case].append(found)
                 print(f"{case:20} {found.wall:7.2f} MB/s, {found.cpu:7.2f} MB per second of CPU time", flush=True)
     ranges = {case: _ranges(rounds) for case, rounds in figures.items()}
@@ -81,17 +80,11 @@ class _Round(NamedTuple):
     own_share: float
 
 
-def _measured(config: TextDataConfig, num_processes: int) -> _Round:
-    own, others, wall = time.process_time(), _cpu_of_ended_processes(), time.perf_counter()
-    megabytes = prepare_corpus(config, lambda _: None, num_processes=num_processes).index.text_bytes / 1e6
-    wall, own = time.perf_counter() - wall, time.process_time() - own
-    cpu = own + _cpu_of_ended_processes() - others
+def _measured(config: TextDataConfig, num_threads: int) -> _Round:
+    own, cpu, wall = time.thread_time(), time.process_time(), time.perf_counter()
+    megabytes = prepare_corpus(config, lambda _: None, num_threads=num_threads).index.text_bytes / 1e6
+    wall, own, cpu = time.perf_counter() - wall, time.thread_time() - own, time.process_time() - cpu
     return _Round(megabytes / wall, megabytes / cpu, own / cpu)
-
-
-def _cpu_of_ended_processes() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _ranges(rounds: list[_Round]) -> dict[str, list[float]]:

@@ -20,7 +20,6 @@ import math
 import resource
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +44,7 @@ from shoal_workers.contract import (
     StepSkipped,
     StopSpec,
     ValidationReport,
+    WorkerPoll,
     WorkerReport,
 )
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -58,19 +58,18 @@ from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import PackagesNotInstalled
 from shoal_workers.proofs import Zygote, data_layout, fixed_to_prove, layouts_to_prove
-from shoal_workers.training_thread import run_on_training_thread
+from shoal_workers.training_thread import run_engine
 
 _STEPS = 3
 _SAVED_AFTER = 2
 _EXAMPLES = 1_000
 _TEXT_BYTES = 4 << 20
 """Bytes of the text of a built-in task that are read: enough for a few samples, tokenised within a second."""
-_POLL_S = 0.2
 _OF_THE_TASK = (ExitKind.USER_ERROR, ExitKind.NON_FINITE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CheckResult:
     """What a task is, and what a micro-batch takes on this machine."""
 
     parameters: int
@@ -129,7 +128,7 @@ def main() -> int:
     return 0
 
 
-def _with_proofs(findings: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
+def _with_proofs(findings: CheckResult, spec: JobSpec, zygote: Zygote) -> CheckResult:
     """Raises TaskRefused: a layout that the job is certain to use trains another model."""
     layouts, fixed = layouts_to_prove(spec), fixed_to_prove(spec)
     if fixed is None and spec.elasticity.max_workers > 1:
@@ -145,7 +144,7 @@ def _with_proofs(findings: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
     return replace(findings, proofs=rows, remarks=remarks)
 
 
-def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> Checked:
+def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> CheckResult:
     """Train three steps of `spec`; Shoal's own files are only in `directory`.
 
     Args:
@@ -156,10 +155,10 @@ def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]
     """
     layout = data_layout(spec, 1)
     findings = _Check(make_trial_spec(spec, directory), layout, directory, on_phase).run()
-    return replace(findings, remarks=(*findings.remarks, *_not_tried(spec)))
+    return replace(findings, remarks=(*findings.remarks, *_list_untried(spec)))
 
 
-def _not_tried(spec: JobSpec) -> Iterator[str]:
+def _list_untried(spec: JobSpec) -> Iterator[str]:
     if spec.worker.gpus and not torch.cuda.is_available():
         yield "worker.gpus is set, and this machine has no GPU: it was tried on the CPU."
     if spec.compile:
@@ -213,16 +212,15 @@ class _Check:
         self._second_step = [0.0, 0.0]
         """When it began and ended."""
 
-    def run(self) -> Checked:
-        reader = threading.Thread(target=self._read_reports, name="shoal-reports")
-        reader.start()
-        try:
-            run_on_training_thread(self._try, lambda: self._engine.interrupt(self._generation))
-        finally:
-            self._engine.close()
-            self._outbox.close()
-            reader.join()
-        return self._found()
+    def run(self) -> CheckResult:
+        run_engine(
+            self._engine,
+            self._outbox,
+            self._try,
+            lambda: self._engine.interrupt(self._generation),
+            self._read,
+        )
+        return self._make_result()
 
     def _try(self) -> None:
         self._prepare()
@@ -269,20 +267,14 @@ class _Check:
             self._second_step[1] = time.perf_counter()
         self._say(phase, f"after step {step}" if step else "")
 
-    def _read_reports(self) -> None:
-        after = 0
-        while True:
-            poll = self._outbox.poll(after, _POLL_S, lambda: self._engine.progress)
-            after = poll.seq
-            self._reports += poll.reports
-            self._remarks += [line.text for line in poll.logs if line.stream is LogStream.SHOAL]
-            for item in poll.reports:
-                if isinstance(item, SavedPart):
-                    self._engine.note_commit(self._generation, item.step)
-            if self._outbox.is_closed and not poll.reports:
-                return
+    def _read(self, poll: WorkerPoll) -> None:
+        self._reports += poll.reports
+        self._remarks += [line.text for line in poll.logs if line.stream is LogStream.SHOAL]
+        for report in poll.reports:
+            if isinstance(report, SavedPart):
+                self._engine.note_commit(self._generation, report.step)
 
-    def _found(self) -> Checked:
+    def _make_result(self) -> CheckResult:
         losses = [item.loss for item in self._reports if isinstance(item, StepReport | StepSkipped)]
         formed = next(item for item in self._reports if isinstance(item, GroupFormed))
         saved = next(item for item in self._reports if isinstance(item, SavedPart))
@@ -293,7 +285,7 @@ class _Check:
             for name, value in (("the loss of a step", losses[-1]), ("the validation loss", val_loss))
             if value is not None and not math.isfinite(value)
         ]
-        return Checked(
+        return CheckResult(
             parameters=formed.num_parameters,
             micro_batch_s=self._second_step[1] - self._second_step[0],
             micro_size=self._spec.batch.micro_size,

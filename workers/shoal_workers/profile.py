@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.multiprocessing.spawn import spawn
+from torch.utils.benchmark import Timer
 
 _MATMUL_SIDE = {"cpu": 1024, "cuda": 8192}
 _LARGE_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
@@ -109,14 +110,10 @@ def _time_collective(collective: Callable[[], object], device: torch.device, sec
     return statistics.median(_time_once(collective, device) for _ in range(int(times.item())))
 
 
-def _time_calls(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+def _time_calls(work: Callable[[], object], seconds: float) -> float:
     """Return the median seconds of one call."""
-    for _ in range(2):
-        work()
-    end, samples = time.perf_counter() + seconds, list[float]()
-    while len(samples) < 3 or time.perf_counter() < end:
-        samples.append(_time_once(work, device))
-    return statistics.median(samples)
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return float(timer.blocked_autorange(min_run_time=seconds).median)
 
 
 def _time_once(work: Callable[[], object], device: torch.device) -> float:
@@ -133,15 +130,15 @@ def _measure_matmul(device: torch.device, dtype: torch.dtype, side: int, seconds
     if device.type == "cpu" and dtype is torch.float16:
         return _measure_matmul(device, torch.bfloat16, side, seconds)  # fp16 on a CPU is emulated, or as fast
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return float(2 * side**3 / _time_calls(lambda: a @ b, device, seconds))
+    return float(2 * side**3 / _time_calls(lambda: a @ b, seconds))
 
 
 def _measure_half_width(device: torch.device, side: int, seconds: float) -> float:
     """Return the side w at which a product reaches half of its best rate, from rate(w) = best x w / (w + half)."""
     width = side // 16
     wide, narrow = torch.randn(side, side, device=device), torch.randn(side, width, device=device)
-    best = 2 * side**3 / _time_calls(lambda: wide @ wide, device, seconds)
-    rate = 2 * side * side * width / _time_calls(lambda: wide @ narrow, device, seconds)
+    best = 2 * side**3 / _time_calls(lambda: wide @ wide, seconds)
+    rate = 2 * side * side * width / _time_calls(lambda: wide @ narrow, seconds)
     return float(max(0.0, width * (best / rate - 1)))
 
 
@@ -150,7 +147,7 @@ def _measure_attention(device: torch.device, seconds: float) -> float:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     length, heads = (4096, 16) if device.type == "cuda" else (512, 4)
     q = torch.randn(1, heads, length, 64, device=device, dtype=dtype)
-    seconds_each = _time_calls(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True), device, seconds)
+    seconds_each = _time_calls(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True), seconds)
     return float(2 * length * length * 64 * heads / seconds_each)
 
 
@@ -158,13 +155,13 @@ def _measure_elementwise(device: torch.device, seconds: float) -> float:
     """Return the bytes per second that an addition reads and writes."""
     x = torch.randn(_LARGE_BYTES[device.type] // 4, device=device)
     y = torch.empty_like(x)
-    return float(2 * x.numel() * 4 / _time_calls(lambda: torch.add(x, 1.0, out=y), device, seconds))
+    return float(2 * x.numel() * 4 / _time_calls(lambda: torch.add(x, 1.0, out=y), seconds))
 
 
 def _measure_host_copy(device: torch.device, seconds: float) -> float:
     source = torch.empty(_LARGE_BYTES[device.type] // 4, pin_memory=device.type == "cuda")
     target = torch.empty_like(source, device=device, pin_memory=False)
-    return float(source.numel() * 4 / _time_calls(lambda: target.copy_(source, non_blocking=True), device, seconds))
+    return float(source.numel() * 4 / _time_calls(lambda: target.copy_(source, non_blocking=True), seconds))
 
 
 if __name__ == "__main__":

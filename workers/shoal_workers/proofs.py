@@ -88,11 +88,11 @@ def fixed_to_prove(spec: JobSpec) -> Layout | None:
     """What is proven of the layout that the spec fixes; None if it fixes none, or a single process."""
     if not isinstance(spec.parallelism, ParallelismSpec):
         return None
-    layout = _small(spec.parallelism, plan_of(spec))
+    layout = _with_few_ranks(spec.parallelism, plan_of(spec))
     return layout if layout.world_size > 1 else None
 
 
-def _small(fixed: ParallelismSpec, plan: ParallelPlan | None) -> Layout:
+def _with_few_ranks(fixed: ParallelismSpec, plan: ParallelPlan | None) -> Layout:
     """Return the fixed layout with as few ranks of each axis as show what it does."""
     shard = 2 if fixed.dp_shard == "auto" else min(fixed.dp_shard, 2)
     degrees = {axis: min(getattr(fixed, axis), 2) for axis in (*PLANNED_AXES, "dp_replicate")}
@@ -111,13 +111,13 @@ def prove_layouts(spec: JobSpec, layouts: Iterable[Layout], *, limit_s: float = 
     """
     spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 0})})
     for layout in layouts:
-        yield _proved(spec, layout, limit_s)
+        yield _prove_layout(spec, layout, limit_s)
 
 
-def _proved(spec: JobSpec, layout: Layout, limit_s: float) -> LayoutProof:
+def _prove_layout(spec: JobSpec, layout: Layout, limit_s: float) -> LayoutProof:
     with tempfile.TemporaryDirectory(prefix="shoal-proof-") as folder:
         place = Path(folder)
-        ranks = [_FORK.Process(target=_answer, args=(spec, layout, rank, place)) for rank in range(layout.world_size)]
+        ranks = [_FORK.Process(target=_run_rank, args=(spec, layout, rank, place)) for rank in range(layout.world_size)]
         for rank in ranks:
             rank.start()
         is_late = _wait(ranks, time.monotonic() + limit_s)
@@ -147,11 +147,11 @@ def _wait(ranks: Sequence[ForkProcess], deadline_mono: float) -> bool:
     return bool(late)
 
 
-def _answer(spec: JobSpec, layout: Layout, rank: int, place: Path) -> None:
+def _run_rank(spec: JobSpec, layout: Layout, rank: int, place: Path) -> None:
     """Run in the process of a rank, and never return: threads that the task has left are not waited for."""
     status = 1
     try:
-        (place / f"answer-{rank}.part").write_text(_of_rank(spec, layout, rank, place).model_dump_json())
+        (place / f"answer-{rank}.part").write_text(_prove_on_rank(spec, layout, rank, place).model_dump_json())
         (place / f"answer-{rank}.part").rename(place / f"answer-{rank}")
         status = 0
     except TaskFailed as error:
@@ -165,7 +165,7 @@ def _answer(spec: JobSpec, layout: Layout, rank: int, place: Path) -> None:
         os._exit(status)
 
 
-def _of_rank(spec: JobSpec, layout: Layout, rank: int, place: Path) -> LayoutProof:
+def _prove_on_rank(spec: JobSpec, layout: Layout, rank: int, place: Path) -> LayoutProof:
     torch.set_num_threads(1)
     position = Position()
     with UserCode(lambda: Phase.PREPARING):
@@ -196,14 +196,14 @@ def _of_rank(spec: JobSpec, layout: Layout, rank: int, place: Path) -> LayoutPro
         collectives=CollectiveLog(),
     )
     try:
-        proof = prove(generation, _from_rank_0)
+        proof = prove(generation, _broadcast_text)
     except LayoutRefused as refused:
         return refused.proof
     dist.barrier()  # else the others find a broken connection
     return proof
 
 
-def _from_rank_0(text: str) -> str:
+def _broadcast_text(text: str) -> str:
     box = [text]
     dist.broadcast_object_list(box, src=0)
     return box[0]

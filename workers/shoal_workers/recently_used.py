@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class RecentlyUsed(Generic[K, V]):
-    """The `most` entries that were stored or read last. None is no value."""
+def _one(_: object) -> int:
+    return 1
 
-    def __init__(self, most: int) -> None:
+
+class RecentlyUsed(Generic[K, V]):
+    """The entries that were stored or read last: their sizes add up to `most`, or there is one. None is no value."""
+
+    def __init__(self, most: int, size_of: Callable[[V], int] = _one) -> None:
         self._most = most
+        self._size_of = size_of
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RecentlyUsed, (self._most,)
+        return RecentlyUsed, (self._most, self._size_of)
 
     def get(self, key: K) -> V | None:
         """Return the value, which then counts as just used; None if there is none."""
@@ -34,7 +39,7 @@ class RecentlyUsed(Generic[K, V]):
         with self._lock:
             dropped = [self._entries.pop(key)] if key in self._entries else []
             self._entries[key] = value
-            if len(self._entries) > self._most:
+            while len(self._entries) > 1 and sum(map(self._size_of, self._entries.values())) > self._most:
                 dropped.append(self._entries.popitem(last=False)[1])
             return dropped
 

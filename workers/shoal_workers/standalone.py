@@ -15,7 +15,6 @@ import re
 import secrets
 import statistics
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -51,6 +50,7 @@ from shoal_workers.contract import (
     StepSkipped,
     ValidationReport,
     WorkerExit,
+    WorkerPoll,
     WorkerReport,
     WorkerSpec,
     fully_sharded,
@@ -64,11 +64,10 @@ from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import read_secrets
 from shoal_workers.engine.state.saving import PartCollector
-from shoal_workers.training_thread import run_on_training_thread
+from shoal_workers.training_thread import run_engine
 
 _GENERATION = 1
 _COMMIT_S = 120.0
-_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class TorchrunEnvironment:
         store = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300))
         return PrefixStore(f"{job}/{self.restart}/run", store)
 
-    def own_address(self) -> str:
+    def local_address(self) -> str:
         """Return this host's address on the route to torchrun's store."""
         return find_local_address(self.host, self.port or 1) or "127.0.0.1"
 
@@ -172,11 +171,11 @@ def train(
     outbox = Outbox(f"rank-{environment.rank}")
     shared = environment.shared_store(spec.name)
     if environment.rank == 0:
-        newest = _newest_of(spec, root, may_differ=changed_spec)
+        newest = _find_newest(spec, root, may_differ=changed_spec)
         shared.set("attempt", str(_next_attempt(root)))
         shared.set("restore_from", _absolute(newest))
         shared.set("key", secrets.token_hex(16))
-    store = StoreServer(environment.own_address(), shared.get("key").decode())
+    store = StoreServer(environment.local_address(), shared.get("key").decode())
     if environment.rank == 0:
         shared.set("address", json.dumps([store.host, store.port]))
     host, port = json.loads(shared.get("address"))
@@ -211,14 +210,16 @@ def train(
         shared,
         on_commit=lambda step, error: engine.note_commit(_GENERATION, step, error),
     )
-    reader = threading.Thread(target=_read_reports, args=(engine, outbox, summary, parts), name="shoal-reports")
-    reader.start()
+
+    def read(poll: WorkerPoll) -> None:
+        for report in poll.reports:
+            if isinstance(report, SavedPart):
+                parts.add(report)
+            _show(report, summary)
+
     try:
-        ended = run_on_training_thread(lambda: engine.run(assignment), lambda: engine.interrupt(_GENERATION))
+        ended = run_engine(engine, outbox, lambda: engine.run(assignment), lambda: engine.interrupt(_GENERATION), read)
     finally:
-        engine.close()
-        outbox.close()
-        reader.join()
         summary.num_checkpoints = parts.close()
     return _conclude(ended, environment, summary)
 
@@ -231,7 +232,7 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
         SystemExit: the degrees do not multiply to the world size, or the layout is not legal; the message tells why.
     """
     if spec.loop is not None:
-        return _layout_of_loop(spec.parallelism, world_size)
+        return _find_loop_layout(spec.parallelism, world_size)
     fixed, plan = spec.parallelism, plan_of(spec)
     if not isinstance(fixed, ParallelismSpec):
         return fully_sharded(world_size)
@@ -249,7 +250,7 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
     return layout
 
 
-def _layout_of_loop(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
+def _find_loop_layout(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
     layout = loop_layout(parallelism, world_size)
     if layout.world_size != world_size:
         raise SystemExit(
@@ -259,7 +260,7 @@ def _layout_of_loop(parallelism: ParallelismSpec | Literal["auto"], world_size: 
     return layout
 
 
-def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
+def _find_newest(spec: JobSpec, root: str, *, may_differ: bool) -> str:
     """Return the checkpoint from which this run continues; empty: it begins. On rank 0 only.
 
     Raises:
@@ -269,7 +270,7 @@ def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
     try:
         note_spec(root, spec, may_differ=may_differ or not newest)
         if not newest and spec.continue_from is not None:
-            newest = _origin_of(spec.continue_from)
+            newest = _find_origin(spec.continue_from)
     except SpecChanged as error:
         raise SystemExit(
             f"{error} To continue from {newest} all the same, add --changed-spec; to begin anew, name another "
@@ -279,7 +280,7 @@ def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
     return newest
 
 
-def _origin_of(origin: ContinueFrom) -> str:
+def _find_origin(origin: ContinueFrom) -> str:
     """Without a service, nothing looks up the other job's checkpoint."""
     if origin.url is None:
         raise SystemExit(f"continue_from.job {origin.job}: only the service knows its jobs; set continue_from.url too.")
@@ -302,20 +303,6 @@ def _enter(code: Path) -> None:
 def _next_attempt(root: str) -> int:
     """One more than the newest attempt in this directory, so that no checkpoint directory is written twice."""
     return 1 + max((name.attempt for name in checkpoint_names(open_directory(root))), default=0)
-
-
-def _read_reports(engine: Engine, outbox: Outbox, summary: Summary, parts: PartCollector) -> None:
-    """The control thread: prints reports, and passes on checkpoint parts, until the outbox is closed and empty."""
-    after = 0
-    while True:
-        poll = outbox.poll(after, _POLL_S, lambda: engine.progress)
-        after = poll.seq
-        for item in poll.reports:
-            if isinstance(item, SavedPart):
-                parts.add(item)
-            _show(item, summary)
-        if outbox.is_closed and not poll.reports:
-            return
 
 
 def _show(item: WorkerReport, summary: Summary) -> None:

@@ -1,4 +1,4 @@
-"""Runs the engine outside of the main thread in programs without Ray.
+"""Runs the engine outside of the main thread in programs without Ray and without a supervisor.
 
 A Ray actor does the same, so a task finds the same process everywhere. For example, Python lets only the main thread
 set signal handlers: a task that sets one would train in `shoal_workers.run` and fail in the service.
@@ -11,7 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from shoal_workers.contract import WorkerPoll
+from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.process.outbox import Outbox
+
 _LEAVE_S = 10.0
+_POLL_S = 0.5
 
 Result = TypeVar("Result")
 
@@ -39,3 +44,34 @@ def run_on_training_thread(function: Callable[[], Result], interrupt: Callable[[
         thread.join(_LEAVE_S)
         raise
     return outcome.result()
+
+
+def run_engine(
+    engine: Engine,
+    outbox: Outbox,
+    function: Callable[[], Result],
+    interrupt: Callable[[], object],
+    read: Callable[[WorkerPoll], None],
+) -> Result:
+    """Call a function of the engine as `run_on_training_thread` does, and close the engine at its end.
+
+    Args:
+        read: called on another thread with what the engine reports, in order, until all of it was read.
+    """
+
+    def read_all() -> None:
+        after, is_open = 0, True
+        while is_open:
+            poll = outbox.poll(after, _POLL_S, lambda: engine.progress)
+            after = poll.seq
+            read(poll)
+            is_open = bool(poll.reports) or not outbox.is_closed
+
+    reader = threading.Thread(target=read_all, name="shoal-reports")
+    reader.start()
+    try:
+        return run_on_training_thread(function, interrupt)
+    finally:
+        engine.close()
+        outbox.close()
+        reader.join()

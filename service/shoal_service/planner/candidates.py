@@ -224,7 +224,11 @@ def select_rows(columns: Candidates, chosen: np.ndarray) -> Candidates:
 def _degrees(limits: Limits, world: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     """(pp, dp_replicate, dp_shard, cp, tp, ep) that multiply to `world`."""
     legal, fixed = limits.degrees, limits.fixed
-    for tp, cp, pp in product(_of(legal.tp, fixed, "tp"), _of(legal.cp, fixed, "cp"), _of(legal.pp, fixed, "pp")):
+    for tp, cp, pp in product(
+        _requested_degrees(legal.tp, fixed, "tp"),
+        _requested_degrees(legal.cp, fixed, "cp"),
+        _requested_degrees(legal.pp, fixed, "pp"),
+    ):
         ranks, left = divmod(world, tp * cp * pp)
         if (
             left
@@ -236,7 +240,7 @@ def _degrees(limits: Limits, world: int) -> Iterator[tuple[int, int, int, int, i
         for shard in _divisors(ranks):
             if fixed is not None and not _is_requested(fixed, ranks // shard, shard):
                 continue
-            for ep in _of(legal.ep, fixed, "ep"):
+            for ep in _requested_degrees(legal.ep, fixed, "ep"):
                 if shard % ep == 0 or (limits.folds_experts and ep % tp == 0 and cp * shard % (ep // tp) == 0):
                     yield pp, ranks // shard, shard, cp, tp, ep
 
@@ -247,7 +251,7 @@ def _is_requested(fixed: ParallelismSpec, replicate: int, shard: int) -> bool:
     return fixed.dp_replicate == replicate and fixed.dp_shard in ("auto", shard)
 
 
-def _of(legal: tuple[int, ...], fixed: ParallelismSpec | None, axis: str) -> tuple[int, ...]:
+def _requested_degrees(legal: tuple[int, ...], fixed: ParallelismSpec | None, axis: str) -> tuple[int, ...]:
     if fixed is None:
         return legal
     degree = getattr(fixed, axis)

@@ -89,7 +89,7 @@ class Holding:
         """Share of the model's parameters."""
         return _mean(shape, self.dense.trained, self.experts.trained)
 
-    def of_model(self, shape: ModelShape) -> tuple[int, float]:
+    def count_trained(self, shape: ModelShape) -> tuple[int, float]:
         """Trained parameters, and the bytes of optimizer state of each on average."""
         share = self.trained(shape)
         state = _mean(shape, self.dense.state_bytes, self.experts.state_bytes)
@@ -112,21 +112,21 @@ def _mean(shape: ModelShape | None, dense: float, experts: float) -> float:
     return ((shape.params - num_experts) * dense + num_experts * experts) / shape.params
 
 
-def holding_of(spec: JobSpec, shape: ModelShape | None) -> Holding:
+def find_holding(spec: JobSpec, shape: ModelShape | None) -> Holding:
     """`shape`: of the spec's model; None if it is not known."""
-    holding = _of_optimizer(spec, shape)
+    holding = _holding_without_islands(spec, shape)
     if spec.islands is None:
         return holding
-    return Holding(_on_island(holding.dense, spec.islands), _on_island(holding.experts, spec.islands))
+    return Holding(_add_island_state(holding.dense, spec.islands), _add_island_state(holding.experts, spec.islands))
 
 
-def _on_island(part: PerParameter, islands: IslandsSpec) -> PerParameter:
+def _add_island_state(part: PerParameter, islands: IslandsSpec) -> PerParameter:
     """Add what an island keeps of each trained parameter: outer weight, momentum, weight sent, and residual."""
     num_kept = 3 + (islands.compress != "none")
     return replace(part, state_bytes=part.state_bytes + num_kept * _FP32 * part.trained)
 
 
-def _of_optimizer(spec: JobSpec, shape: ModelShape | None) -> Holding:
+def _holding_without_islands(spec: JobSpec, shape: ModelShape | None) -> Holding:
     hugging_face = hugging_face_of(spec.task, spec.model)
     config = language_model_of(spec)
     if hugging_face is not None and hugging_face.lora is not None and shape is not None:
@@ -134,7 +134,7 @@ def _of_optimizer(spec: JobSpec, shape: ModelShape | None) -> Holding:
         state = share * _state_bytes(spec.optimizer, TensorSize("", (shape.dim, shape.dim), Kind.LAYER))
         return Holding(PerParameter(share, state, share), PerParameter(0.0, 0.0, 0.0))
     if config is None or shape is None:
-        return Holding(*2 * (PerParameter(state_bytes=_usual(spec.optimizer)),))
+        return Holding(*2 * (PerParameter(state_bytes=_typical_state_bytes(spec.optimizer)),))
     by_name = bool(spec.optimizer.groups)
     tensors = list(tensors_of(config, shape.vocab_size, by_name=by_name))
     dense = [tensor for tensor in tensors if tensor.kind is not Kind.EXPERTS]
@@ -154,17 +154,17 @@ def _is_frozen(settings: OptimizerSpec, tensor: TensorSize) -> bool:
     return number is not None and settings.groups[number].frozen
 
 
-def _usual(settings: OptimizerSpec) -> float:
+def _typical_state_bytes(settings: OptimizerSpec) -> float:
     return _state_bytes(settings, TensorSize("", (1024, 1024), Kind.LAYER))
 
 
 def _state_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
     """Bytes of each of its elements, without single numbers such as a count of steps."""
     average = 0.0 if settings.ema_decay is None else _FP32
-    return average + _own_bytes(settings, tensor)
+    return average + _optimizer_bytes(settings, tensor)
 
 
-def _own_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
+def _optimizer_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
     args, path = settings.args, settings.name
     if (optimizer := known(settings.name)) is not None:
         path = optimizer.path
@@ -183,13 +183,13 @@ def _own_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
             return _FP32 * (1 / tensor.shape[-1] + 1 / tensor.shape[-2])
         case "Adafactor":
             return _FP32
-        case "MuonAndAdamW" if _is_of_muon(settings, tensor):
+        case "MuonAndAdamW" if _uses_muon(settings, tensor):
             return _FP32
         case _:
             return _ADAMW_BYTES
 
 
-def _is_of_muon(settings: OptimizerSpec, tensor: TensorSize) -> bool:
+def _uses_muon(settings: OptimizerSpec, tensor: TensorSize) -> bool:
     assert settings.name == MUON
     number = group_of(settings.groups, tensor.name)
     allowed = None if number is None else settings.groups[number].muon
@@ -218,32 +218,32 @@ def _block(config: LanguageModelConfig, prefix: str, count: int, *, has_experts:
     head_dim = config.head_dim or dim // config.num_heads
     queries, keys = config.num_heads * head_dim, (config.num_kv_heads or config.num_heads) * head_dim
 
-    def one(name: str, shape: tuple[int, ...], kind: Kind = Kind.LAYER) -> TensorSize:
+    def tensor(name: str, shape: tuple[int, ...], kind: Kind = Kind.LAYER) -> TensorSize:
         return TensorSize(prefix + name, shape, kind, count)
 
     def swiglu(where: str, width: int) -> list[TensorSize]:
         return [
-            one(f"{where}.gate.weight", (width, dim)),
-            one(f"{where}.up.weight", (width, dim)),
-            one(f"{where}.down.weight", (dim, width)),
+            tensor(f"{where}.gate.weight", (width, dim)),
+            tensor(f"{where}.up.weight", (width, dim)),
+            tensor(f"{where}.down.weight", (dim, width)),
         ]
 
     attention = [
-        one("attention_norm.weight", (dim,), Kind.NORM),
-        one("attention.query.weight", (queries, dim)),
-        one("attention.key.weight", (keys, dim)),
-        one("attention.value.weight", (keys, dim)),
-        one("attention.out.weight", (dim, queries)),
-        one("feed_forward_norm.weight", (dim,), Kind.NORM),
+        tensor("attention_norm.weight", (dim,), Kind.NORM),
+        tensor("attention.query.weight", (queries, dim)),
+        tensor("attention.key.weight", (keys, dim)),
+        tensor("attention.value.weight", (keys, dim)),
+        tensor("attention.out.weight", (dim, queries)),
+        tensor("feed_forward_norm.weight", (dim,), Kind.NORM),
     ]
     if not has_experts:
         return [*attention, *swiglu("feed_forward", feed_forward_dim(config))]
     width, num = expert_dim(config), config.num_experts
     experts = [
-        one("feed_forward.router.weight", (num, dim)),
-        one("feed_forward.experts.gate", (num, dim, width), Kind.EXPERTS),
-        one("feed_forward.experts.up", (num, dim, width), Kind.EXPERTS),
-        one("feed_forward.experts.down", (num, width, dim), Kind.EXPERTS),
+        tensor("feed_forward.router.weight", (num, dim)),
+        tensor("feed_forward.experts.gate", (num, dim, width), Kind.EXPERTS),
+        tensor("feed_forward.experts.up", (num, dim, width), Kind.EXPERTS),
+        tensor("feed_forward.experts.down", (num, width, dim), Kind.EXPERTS),
     ]
     shared = swiglu("feed_forward.shared", config.num_shared_experts * width) if config.num_shared_experts else []
     return [*attention, *experts, *shared]

@@ -16,7 +16,7 @@ What the engine holds (FSDP2 with fp32 parameters and optimizer state; computati
                   of heads needs (ulysses)
     logits        of one micro-batch, with the copies that the loss makes
     exchange      tokens on their way to experts and back
-    snapshots     on a CPU: of the own state, beyond the one that is trained (`own_copies`)
+    snapshots     on a CPU: of the own state, beyond the one that is trained (`count_local_copies`)
     reserved      from the profile
 
 The temporaries of the optimizer (4 bytes per parameter of the rank, foreach) exist when activations do not, so the
@@ -45,7 +45,7 @@ from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.gpus import CPU
-from shoal_service.planner.holding import ALL_ADAMW, Holding, holding_of
+from shoal_service.planner.holding import ALL_ADAMW, Holding, find_holding
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_service.planner.stack import SHOAL, AttentionKernel, Stack
 from shoal_workers.contract.hugging_face import HF_TASKS
@@ -337,7 +337,7 @@ def saved_by(block: BlockShape, mode: Recompute, stack: Stack) -> SavedTensors:
             return block.saved_full
 
 
-def own_copies(spec: JobSpec) -> int:
+def count_local_copies(spec: JobSpec) -> int:
     """Copies of the state beyond the one that is trained."""
     if not spec.snapshot.enabled:
         return 0
@@ -346,14 +346,14 @@ def own_copies(spec: JobSpec) -> int:
 
 def host_need(spec: JobSpec, rank_params: float, training: float, shape: ModelShape | None = None) -> HostNeed:
     """`rank_params`: parameters of the worker's shard. `training`: bytes of host memory at the peak of a step."""
-    holding = holding_of(spec, shape)
+    holding = find_holding(spec, shape)
     state = round(rank_params * holding.snapshot_bytes(shape))
     keeps = spec.snapshot.enabled
     return HostNeed(
         process=CPU.reserved_bytes,
         training=round(training),
         build=whole_build(spec),
-        snapshots=own_copies(spec) * state,
+        snapshots=count_local_copies(spec) * state,
         sent=SENT_COPIES[_is_double_buffered(spec)] * state * keeps,
         kept=KEPT_COPIES * state * keeps,
     )
@@ -365,8 +365,8 @@ def gpu_host_bytes(spec: JobSpec, shape: ModelShape, rank_params: Floats, *, off
 
     The start needs no more: a worker draws or reads its own part of the weights, piece by piece, onto the GPU.
     """
-    holding = holding_of(spec, shape)
-    snapshots = holding.snapshot_bytes(shape) * own_copies(spec)
+    holding = find_holding(spec, shape)
+    snapshots = holding.snapshot_bytes(shape) * count_local_copies(spec)
     num_bytes: Floats = rank_params * (holding.offloaded_bytes(shape) * offload + snapshots) + CPU.reserved_bytes
     return num_bytes
 
@@ -377,7 +377,7 @@ def least_need(spec: JobSpec, layout: Layout, num_params: int) -> HostNeed:
     if not num_params:
         return UNKNOWN_NEED
     params = num_params / (layout.pp * layout.tp * layout.num_shards)
-    held = holding_of(spec, None).offloaded_bytes(None)
+    held = find_holding(spec, None).offloaded_bytes(None)
     return host_need(spec, params, 0.0 if spec.worker.gpus else params * held)
 
 

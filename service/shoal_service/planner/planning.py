@@ -34,6 +34,7 @@ from shoal_service.planner.ranking import (
     select_layouts,
 )
 from shoal_service.planner.shape import shape_of
+from shoal_service.planner.step_time import SecondsPart
 from shoal_workers.contract.checks.legality import (
     fixed_layout,
     is_own_task,
@@ -53,7 +54,7 @@ _CLEARLY_FASTER = 0.95
 _OWN_ERROR = 0.25
 """By how much the predicted steps of two shard levels have to differ for the prediction to be believed: the ratio of
 two layouts is that much off, and more for single ones (docs/measured/layouts.md)."""
-_REMEMBERED = 512
+_MAX_CACHED = 512
 """Plans in the cache."""
 
 
@@ -75,14 +76,14 @@ def plan(
     if spec.script is not None:
         return Plan(replicated(world_size), f"{Preference.OF_SCRIPT}: the script splits its own work")
     if spec.loop is not None:
-        return _of_loop(spec, world_size)
+        return _plan_loop(spec, world_size)
     profile = profile_for(spec, profile)
     text = spec.model_dump_json(include=_DECIDES)
     racks = normal_racks(racks, profile)
-    return _remembered(_Question(text, world_size, profile.model_dump_json(), racks, refused, spec, profile))
+    return _cached_plan(_PlanKey(text, world_size, profile.model_dump_json(), racks, refused, spec, profile))
 
 
-def _of_loop(spec: JobSpec, world_size: int) -> Plan:
+def _plan_loop(spec: JobSpec, world_size: int) -> Plan:
     layout = loop_layout(spec.parallelism, world_size)
     if not isinstance(spec.parallelism, ParallelismSpec):
         return Plan(layout, f"{Preference.OF_SCRIPT}: the loop splits its own work")
@@ -115,7 +116,7 @@ def plans(spec: JobSpec, world_sizes: Iterable[int], profile: HardwareProfile | 
 def plan_ahead(spec: JobSpec, profile: HardwareProfile | None = None) -> None:
     """Fill the cache for every world that the job may have, the largest first; at most half of the cache."""
     least, most = spec.elasticity.min_workers, spec.elasticity.max_workers
-    plans(spec, range(most, max(least - 1, most - _REMEMBERED // 2), -1), profile)
+    plans(spec, range(most, max(least - 1, most - _MAX_CACHED // 2), -1), profile)
 
 
 def profile_for(spec: JobSpec, profile: HardwareProfile | None = None) -> HardwareProfile:
@@ -135,7 +136,7 @@ def profile_for(spec: JobSpec, profile: HardwareProfile | None = None) -> Hardwa
 
 
 @dataclass(frozen=True)
-class _Question:
+class _PlanKey:
     """Cache key. It compares texts, since a spec contains dicts, which have no hash."""
 
     spec_text: str
@@ -147,23 +148,23 @@ class _Question:
     profile: HardwareProfile = field(compare=False)
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _remembered(question: _Question) -> Plan:
-    spec, world_size, profile = question.spec, question.world_size, question.profile
+@lru_cache(maxsize=_MAX_CACHED)
+def _cached_plan(key: _PlanKey) -> Plan:
+    spec, world_size, profile = key.spec, key.world_size, key.profile
     if spec.deterministic:
         return _fully_sharded(spec, world_size, Preference.DETERMINISTIC, "the order of sums must be fixed")
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     why_not = ""
     if fixed is not None:
-        requested = _as_requested(spec, fixed, world_size, profile, question.racks)
-        if requested is not None and not is_refused(requested.layout, question.refused):
+        requested = _plan_as_requested(spec, fixed, world_size, profile, key.racks)
+        if requested is not None and not is_refused(requested.layout, key.refused):
             return requested
         why_not = f"; a new plan, because the degrees of parallelism need a multiple of {fixed.unit} workers"
         if requested is not None:
             why_not = f"; a new plan, because {requested.layout.describe()} failed its proof"
-    best = _best(spec, world_size, profile, question.racks, question.refused)
-    if question.racks and not best.fits:
-        across_nodes = _best(spec, world_size, profile, question.racks, question.refused, tp_may_cross=True)
+    best = _best(spec, world_size, profile, key.racks, key.refused)
+    if key.racks and not best.fits:
+        across_nodes = _best(spec, world_size, profile, key.racks, key.refused, tp_may_cross=True)
         best = across_nodes if across_nodes.fits else best
     return replace(best, reason=best.reason + why_not)
 
@@ -179,7 +180,7 @@ def _best(
 ) -> Plan:
     shape = shape_of(spec)
     if shape is None:
-        return _of_unknown_size(spec, world_size, refused)
+        return _plan_unknown_size(spec, world_size, refused)
     if not tp_may_cross:
         profile = on_nodes(profile, racks)
     task = Task(spec, shape, profile, racks=racks, tp_may_cross=tp_may_cross, refused=refused)
@@ -187,7 +188,7 @@ def _best(
         sharded = _sharded_only(predict_layouts(task, [world_size]), world_size)
         if len(sharded) and sharded.num_fitting:
             return _with_rivals(sharded, sharded.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
-    return _of_worlds(task, world_size)
+    return _plan_worlds(task, world_size)
 
 
 def on_nodes(profile: HardwareProfile, racks: Racks) -> HardwareProfile:
@@ -197,12 +198,12 @@ def on_nodes(profile: HardwareProfile, racks: Racks) -> HardwareProfile:
     return profile.model_copy(update={"ranks_per_node": max(size for rack in racks for size in rack)})
 
 
-def _of_worlds(task: Task, world_size: int) -> Plan:
+def _plan_worlds(task: Task, world_size: int) -> Plan:
     """The best layout of this world and of smaller ones. A smaller one must be clearly faster, as ranks idle."""
     best: Prediction | None = None
     table: LayoutTable | None = None
     for world in _worlds(world_size):
-        if best is not None and best.fits and world < world_size * best_possible(best, world, world_size):
+        if best is not None and best.fits and not _could_be_faster(world, best):
             continue
         predicted = predict_layouts(task, [world])
         if not len(predicted):
@@ -220,10 +221,10 @@ def _of_worlds(task: Task, world_size: int) -> Plan:
     return _with_rivals(table, best, world_size, "")
 
 
-def best_possible(best: Prediction, world: int, world_size: int) -> float:
-    """0 if a smaller world could beat `best`; 1 if it is too small for that even without any loss."""
-    ideal_s = best.seconds[next(iter(best.seconds))] * best.layout.world_size / world
-    return 0.0 if ideal_s < _CLEARLY_FASTER * best.step_s else 1.0
+def _could_be_faster(world: int, best: Prediction) -> bool:
+    """Return False if so few ranks are not clearly faster than `best`, even without any loss."""
+    ideal_s = best.seconds[SecondsPart.COMPUTE] * best.layout.world_size / world
+    return ideal_s < _CLEARLY_FASTER * best.step_s
 
 
 def _worlds(world_size: int) -> list[int]:
@@ -242,7 +243,7 @@ def _is_clearly_better(rival: Prediction, best: Prediction) -> bool:
     return rival.step_s < _CLEARLY_FASTER * best.step_s
 
 
-def _as_requested(
+def _plan_as_requested(
     spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: HardwareProfile, racks: Racks
 ) -> Plan | None:
     """The plan with the fixed degrees; None if they do not fit the world, and others may be chosen."""
@@ -271,7 +272,7 @@ def _as_requested(
     return None
 
 
-def _of_unknown_size(spec: JobSpec, world_size: int, refused: tuple[Layout, ...]) -> Plan:
+def _plan_unknown_size(spec: JobSpec, world_size: int, refused: tuple[Layout, ...]) -> Plan:
     """Plain for a task of the user's own, until a worker has measured that its whole state does not fit. The host
     memory is the least that the job needs, so that of shards."""
     why = "the sizes of the model are unknown"

@@ -17,14 +17,14 @@ from pydantic import Field
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, LinkClass, Racks
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.planner.candidates import LEVELS, Candidates, Floats, Limits, candidates, select_rows
-from shoal_service.planner.holding import holding_of
+from shoal_service.planner.holding import find_holding
 from shoal_service.planner.memory import (
     BytesPart,
     Work,
+    count_local_copies,
     gpu_host_bytes,
     host_need,
     memory,
-    own_copies,
     shard_params,
 )
 from shoal_service.planner.network import Spans, network
@@ -147,8 +147,8 @@ class Task:
     def work(self) -> Work:
         batch = self.spec.batch
         size = 4 if self.spec.precision is Precision.FP32 else 2
-        in_place = own_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
-        holding = holding_of(self.spec, self.shape)
+        in_place = count_local_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
+        holding = find_holding(self.spec, self.shape)
         stack = self.stack if self.spec.fp8 is None else replace(self.stack, fp8=True)
         reduction = self.spec.reduce_precision
         return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, stack, reduction)

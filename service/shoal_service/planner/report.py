@@ -7,14 +7,14 @@ If no layout fits, both say what the model needs and what would fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
 from shoal_service.core.quantities import count_text
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.holding import holding_of
-from shoal_service.planner.memory import gpu_host_bytes, own_copies
+from shoal_service.planner.holding import find_holding
+from shoal_service.planner.memory import count_local_copies, gpu_host_bytes
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.ranking import LayoutTable, Prediction, Ranking, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
@@ -62,7 +62,7 @@ def rank(
     racks = normal_racks(racks, profile)
     task = Task(spec, shape, on_nodes(profile, racks), fixed, racks)
     table = predict_layouts(task, [world_size], offload=fixed is not None and fixed.offload)
-    trained, state = holding_of(spec, shape).of_model(shape)
+    trained, state = find_holding(spec, shape).count_trained(shape)
     model = {
         "num_params": shape.params,
         "num_active_params": shape.active_params,
@@ -261,14 +261,12 @@ def too_large(task: Task, world_size: int, table: LayoutTable) -> str:
     usable = task.profile.usable_bytes / GIB
     least = table.least_memory()
     have = task.profile.memory_bytes / GIB
-    tries = (
-        _recompute(task, world_size),
-        _smaller_batch(task, world_size),
-        _without_snapshots(task, world_size),
-        _planned_degrees(task, world_size),
-        _offload(task, world_size),
-    )
-    ways = [way for way in tries if way]
+    ways = []
+    for text, changed in _remedies(task):
+        if (best := _fitting(changed, world_size)) is not None:
+            ways.append(text.format(size=_size(best), recompute=best.layout.recompute))
+    if offload := _offload(task, world_size):
+        ways.append(offload)
     most = _FEW_TIMES * world_size if ways else _MOST_RANKS
     if more := _more_ranks(task, world_size, is_gpu, most):
         ways.insert(0, more)
@@ -299,20 +297,20 @@ def _size(best: Prediction) -> str:
     return f"{best.memory_bytes / GIB:,.1f} GiB with {best.name}"
 
 
-def _recompute(task: Task, world_size: int) -> str:
-    """Recomputation, if parallelism fixes less of it."""
-    if task.fixed is None or task.fixed.recompute in ("auto", Recompute.FULL):
-        return ""
-    best = _fitting(replace(task, fixed=task.fixed.model_copy(update={"recompute": "auto"})), world_size)
-    return f"parallelism.recompute: {best.layout.recompute} ({_size(best)})" if best is not None else ""
-
-
-def _planned_degrees(task: Task, world_size: int) -> str:
-    """Other degrees, if parallelism fixes them."""
-    if task.fixed is None:
-        return ""
-    best = _fitting(replace(task, fixed=None), world_size)
-    return f"parallelism: auto ({_size(best)}, recompute {best.layout.recompute})" if best is not None else ""
+def _remedies(task: Task) -> Iterator[tuple[str, Task]]:
+    """Yield the job with other settings that need less memory, and a text that names them."""
+    spec, fixed = task.spec, task.fixed
+    if fixed is not None and fixed.recompute not in ("auto", Recompute.FULL):
+        any_recompute = fixed.model_copy(update={"recompute": "auto"})
+        yield "parallelism.recompute: {recompute} ({size})", replace(task, fixed=any_recompute)
+    if spec.batch.micro_size > 1:
+        batch = spec.batch.model_copy(update={"micro_size": 1})
+        yield "batch.micro_size 1 ({size})", replace(task, spec=spec.model_copy(update={"batch": batch}))
+    if spec.snapshot.enabled:
+        snapshot = spec.snapshot.model_copy(update={"enabled": False})
+        yield "snapshot.enabled: false ({size})", replace(task, spec=spec.model_copy(update={"snapshot": snapshot}))
+    if fixed is not None:
+        yield "parallelism: auto ({size}, recompute {recompute})", replace(task, fixed=None)
 
 
 def _more_ranks(task: Task, world_size: int, is_gpu: bool, most: int) -> str:
@@ -325,23 +323,6 @@ def _more_ranks(task: Task, world_size: int, is_gpu: bool, most: int) -> str:
         if (best := _fitting(task, world)) is not None:
             return f"{_ranks(world, is_gpu)} ({best.name})"
     return ""
-
-
-def _smaller_batch(task: Task, world_size: int) -> str:
-    batch = task.spec.batch
-    if batch.micro_size == 1:
-        return ""
-    spec = task.spec.model_copy(update={"batch": batch.model_copy(update={"micro_size": 1})})
-    best = _fitting(replace(task, spec=spec), world_size)
-    return f"batch.micro_size 1 ({_size(best)})" if best is not None else ""
-
-
-def _without_snapshots(task: Task, world_size: int) -> str:
-    if not task.spec.snapshot.enabled:
-        return ""
-    snapshot = task.spec.snapshot.model_copy(update={"enabled": False})
-    best = _fitting(replace(task, spec=task.spec.model_copy(update={"snapshot": snapshot})), world_size)
-    return f"snapshot.enabled: false ({_size(best)})" if best is not None else ""
 
 
 def _offload(task: Task, world_size: int) -> str:
@@ -363,8 +344,12 @@ def _more_host_memory(table: LayoutTable) -> str:
         return ""
     spec, shape, params = table.task.spec, table.task.shape, table.shard_params[on_device]
     least = float(gpu_host_bytes(spec, shape, params, offload=True).min()) / GIB
-    holding = holding_of(spec, shape)
-    kept = f" and {holding.snapshot_bytes(shape) * own_copies(spec):.3g} of its snapshots" if own_copies(spec) else ""
+    holding = find_holding(spec, shape)
+    kept = (
+        f" and {holding.snapshot_bytes(shape) * count_local_copies(spec):.3g} of its snapshots"
+        if count_local_copies(spec)
+        else ""
+    )
     return (
         f"parallelism.offload: true with worker.memory_gib {math.ceil(least)} "
         f"({holding.offloaded_bytes(shape):.3g} bytes for each parameter of a worker"

@@ -166,7 +166,7 @@ def shape_of(spec: JobSpec) -> ModelShape | None:
         # The small matrices of adapters are not part of the shape; `holding` counts them.
         config = as_language_model(hugging_face.model_copy(update={"lora": None}))
         if config is None:
-            return _of_family(hugging_face, on_gpu=spec.worker.gpus > 0)
+            return _shape_of_family(hugging_face, on_gpu=spec.worker.gpus > 0)
         return _with_window(shape_of_language_model(config, on_gpu=spec.worker.gpus > 0), sizes_of(hugging_face))
     if config is None:
         return None
@@ -281,7 +281,7 @@ def _saved_selective(
     return SavedTensors(split=split, whole=2 * config.dim, residual=config.dim, routed=routed)
 
 
-def _of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | None:
+def _shape_of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | None:
     """The shape of a model with experts or latent attention: that of the built-in model of nearly the same sizes, with
     the parts that differ. None if the config lacks a size.
 
@@ -330,8 +330,10 @@ def _of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | Non
     shape = replace(shape, moe=moe, experts_are_whole=True)
     if not latent:
         return _with_window(shape, sizes)
-    dense = _latent(shape.dense, sizes, on_gpu=on_gpu)
-    return replace(shape, dense=dense, moe=_latent(shape.moe, sizes, on_gpu=on_gpu), attention_is_whole=True)
+    dense = _with_latent_attention(shape.dense, sizes, on_gpu=on_gpu)
+    return replace(
+        shape, dense=dense, moe=_with_latent_attention(shape.moe, sizes, on_gpu=on_gpu), attention_is_whole=True
+    )
 
 
 def _with_window(shape: ModelShape, sizes: Sizes | None) -> ModelShape:
@@ -351,7 +353,7 @@ def _with_whole_experts(saved: SavedTensors, config: LanguageModelConfig, copies
     return replace(saved, split=saved.split - inside, routed=saved.routed + inside)
 
 
-def _latent(block: BlockShape, sizes: Sizes, *, on_gpu: bool) -> BlockShape:
+def _with_latent_attention(block: BlockShape, sizes: Sizes, *, on_gpu: bool) -> BlockShape:
     """The block with latent attention (DeepSeek-AI 2024) in place of its own, whole on every tp rank."""
     dim, heads = sizes.hidden_size, sizes.num_attention_heads
     old = heads * _even_head_dim(sizes)

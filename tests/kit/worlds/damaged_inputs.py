@@ -22,15 +22,15 @@ from pyarrow import feather, parquet
 
 from kit.shards import samples
 from shoal_workers.contract.text_data import LabelledTextConfig, TextDataConfig
-from shoal_workers.data.audio import samples_of, stored_audio
+from shoal_workers.data.audio import decode_audio, store_audio
 from shoal_workers.data.documents import Position, read_documents
 from shoal_workers.data.errors import DataError
 from shoal_workers.data.images import PixelSettings, decoded
 from shoal_workers.data.labelled import Labelled, prepare_rows
 from shoal_workers.data.shard_formats import open_shard
 from shoal_workers.data.sources import find_sources
-from shoal_workers.tasks.conversations import answer_of, load_encoder, rows_in
-from shoal_workers.tasks.rows import class_of, text_of
+from shoal_workers.tasks.conversations import encode_answer, load_encoder, read_file_rows
+from shoal_workers.tasks.rows import read_class, read_text
 
 _CLASSES = ("cat", "dog", "emu")
 ROWS = [(f'{n}: a "naïve" line, ' + "word " * (n % 11), _CLASSES[n % 3]) for n in range(60)]
@@ -115,12 +115,12 @@ def _rows_of(path: Path, bad_rows: str) -> tuple[list[Any], int]:
     """Texts with labels, and how many rows were left out."""
 
     def read(record: Any) -> Labelled:
-        text = text_of(record.values[0], record.place, "text_field")
-        return Labelled(text.encode(), (class_of(record.values[1], record.place, _CLASSES, 3),))
+        text = read_text(record.values[0], record.place, "text_field")
+        return Labelled(text.encode(), (read_class(record.values[1], record.place, _CLASSES, 3),))
 
     config = LabelledTextConfig(paths=(str(path),), bad_rows=bad_rows, cache_dir=str(path.parent / "cache"))
     made = prepare_rows(config, ("text", "label"), "texts", [], read, lambda _: None)
-    found = [(payload.decode(), _CLASSES[labels[0]]) for payload, labels in map(made.of, range(len(made)))]
+    found = [(payload.decode(), _CLASSES[labels[0]]) for payload, labels in map(made.read, range(len(made)))]
     return found, made.num_left_out
 
 
@@ -137,9 +137,11 @@ def _samples(path: Path, bad_rows: str) -> tuple[list[Any], int]:
 
 def _answers_of(path: Path, bad_rows: str) -> tuple[list[Any], int]:
     """The rows of a task for answers."""
-    pairs = [({"prompt": row.get("text"), "completion": row.get("label")}, place) for row, place in rows_in([path])]
+    pairs = [
+        ({"prompt": row.get("text"), "completion": row.get("label")}, place) for row, place in read_file_rows([path])
+    ]
     for pair, place in pairs:
-        answer_of(load_encoder("bytes"), pair, place)
+        encode_answer(load_encoder("bytes"), pair, place)
     return [tuple(pair.values()) for pair, _ in pairs], 0
 
 
@@ -148,7 +150,7 @@ def _image_of(path: Path, bad_rows: str) -> tuple[list[Any], int]:
 
 
 def _audio_of(path: Path, bad_rows: str) -> tuple[list[Any], int]:
-    return samples_of(stored_audio(str(path), str(path), 16_000, 30.0, str(path)), 16_000, str(path)).tolist(), 0
+    return decode_audio(store_audio(str(path), str(path), 16_000, 30.0, str(path)), 16_000, str(path)).tolist(), 0
 
 
 Read = Callable[[Path, str], tuple[list[Any], int]]

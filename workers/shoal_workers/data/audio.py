@@ -30,7 +30,7 @@ _OUT_OF_RANGE = 2.0
 """Float samples from here on are refused. Decoders of MP3 exceed 1 a little."""
 
 
-def stored_audio(value: Any, file: str, rate: int, most_s: float, place: str) -> bytes:
+def store_audio(value: Any, file: str, rate: int, most_s: float, place: str) -> bytes:
     """Return the audio of a row as it is stored: a tag and the content.
 
     Args:
@@ -53,13 +53,13 @@ def stored_audio(value: Any, file: str, rate: int, most_s: float, place: str) ->
             audio = _SAMPLES + _read_list(value, place).tobytes()
         case _:
             raise BadRowError(f"{place}: data.audio_field is {type(value).__name__}, not audio. {_WAY_OUT}.")
-    seconds = len(samples_of(audio, rate, place)) / rate
+    seconds = len(decode_audio(audio, rate, place)) / rate
     if not 0 < seconds <= most_s:
         raise BadRowError(f"{place} has {seconds:.1f} s of audio, and the model reads up to {most_s:g} s. Cut it.")
     return audio
 
 
-def samples_of(stored: bytes, rate: int, place: str) -> NDArray[Any]:
+def decode_audio(stored: bytes, rate: int, place: str) -> NDArray[Any]:
     """Return the samples of stored audio: (N,) fp32 between -1 and 1, mono.
 
     Raises:

@@ -21,7 +21,7 @@ from pydantic import Field
 from shoal_workers.contract import Frozen
 from shoal_workers.contract.text_data import BadRows, TextDataConfig, TextFormat
 from shoal_workers.data.errors import BadRowError, UndecodableTextError
-from shoal_workers.data.records import Fault, kind_of, listed, read_rows, value_at
+from shoal_workers.data.records import Fault, describe_kind, list_names, read_rows, value_at
 from shoal_workers.data.sources import SourceFile
 
 _WAY_OUT = "Set data.field to that of the text"
@@ -190,7 +190,7 @@ def _rows(source: SourceFile, config: TextDataConfig, first: int) -> Iterator[_P
     for row in read_rows(source, (config.field,), _WAY_OUT, first, check):
         value = row.values if isinstance(row.values, Fault) else value_at(row.values, config.field, _WAY_OUT)
         if not isinstance(value, str | bytes | Fault):
-            value = Fault(f"field {config.field!r} is {kind_of(value)}, not text", _WAY_OUT)
+            value = Fault(f"field {config.field!r} is {describe_kind(value)}, not text", _WAY_OUT)
         if isinstance(value, Fault) and config.bad_rows is not BadRows.SKIP:
             raise BadRowError(
                 f'{row.place}: {value.reason}. {value.way_out}, or set data.bad_rows: "skip" to leave such rows out.'
@@ -221,7 +221,7 @@ def _refuse_column(source: SourceFile, field: str, schema: Any) -> None:
     if not any(test(kind) for test in is_text):
         columns = [f"{column.name} ({column.type})" for column in schema]
         raise BadRowError(
-            f"{source.location}: field {field!r} is {dtype}, not text; the columns are {listed(columns)}. Set "
+            f"{source.location}: field {field!r} is {dtype}, not text; the columns are {list_names(columns)}. Set "
             "data.field to the column of the text."
         )
 

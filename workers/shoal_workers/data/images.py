@@ -47,7 +47,7 @@ class PixelSettings:
     num_channels: int = 3
 
 
-def settings_of(processor: Mapping[str, Any], config: Mapping[str, Any]) -> PixelSettings:
+def read_pixel_settings(processor: Mapping[str, Any], config: Mapping[str, Any]) -> PixelSettings:
     """From the content of preprocessor_config.json ({}: there is none) and of config.json.
 
     Raises:
@@ -99,7 +99,7 @@ def _channels(processor: Mapping[str, Any], key: str, default: float) -> tuple[f
     return tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),)
 
 
-def pixels_of(content: bytes, settings: PixelSettings, place: str) -> Tensor:
+def make_pixels(content: bytes, settings: PixelSettings, place: str) -> Tensor:
     """(channels, height, width) fp32.
 
     Raises:
@@ -117,7 +117,7 @@ def pixels_of(content: bytes, settings: PixelSettings, place: str) -> Tensor:
 
 
 def decoded(content: bytes, settings: PixelSettings, place: str) -> NDArray[Any]:
-    """(H, W, channels) uint8, as the image is stored. Raises as `pixels_of`."""
+    """(H, W, channels) uint8, as the image is stored. Raises as `make_pixels`."""
     try:
         if content.startswith(_NUMPY):
             array = np.load(io.BytesIO(content), allow_pickle=False)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from shoal_workers.contract.text_data import BadRows, ExamplesConfig, RowsConfig, TextDataConfig
 from shoal_workers.data.errors import BadRowError, CacheError, EmptyCorpusError, MissingTextError
-from shoal_workers.data.records import Record, records_of
+from shoal_workers.data.records import Record, read_records
 from shoal_workers.data.sources import SourceFile, find_sources
 from shoal_workers.data.tokenizer import Split, choose_split, mark_held_back
 
@@ -63,8 +63,8 @@ class LabelledExamples:
     first_left_out: str
     """Which one was the first, and why."""
 
-    def of(self, number: int) -> tuple[bytes, NDArray[Any]]:
-        """Payload and labels of an example."""
+    def read(self, number: int) -> tuple[bytes, NDArray[Any]]:
+        """Return payload and labels of an example."""
         payload = self.payload[_part(self.ends, number)]
         return payload.tobytes(), np.asarray(self.label_values[_part(self.label_ends, number)])
 
@@ -124,7 +124,7 @@ def prepare_rows(
 
     def rows() -> Iterator[tuple[Labelled | BadRowError, bool]]:
         for sources in (train, validation):
-            records = (record for source in sources for record in records_of(source, fields))
+            records = (record for source in sources for record in read_records(source, fields))
             for record in itertools.islice(records, config.max_examples):
                 example = _example(record, read, config.bad_rows)
                 yield example, sources is validation or (not validation and _is_held_back(example, config))

@@ -149,7 +149,7 @@ class MixtureOrder:
         ]
 
 
-def shares_of(sources: Sequence[TextSource], sizes: Sequence[int]) -> list[int]:
+def find_shares(sources: Sequence[TextSource], sizes: Sequence[int]) -> list[int]:
     """Return the shares in which sources are mixed, exact: weights as they are written, or sizes (in samples) times
     epochs.
 
@@ -182,7 +182,7 @@ class Mixture(Dataset[Tensor]):
     def __init__(self, parts: Sequence[TokenDataset], sources: Sequence[TextSource]) -> None:
         self._parts = parts
         self._ends = list(itertools.accumulate(len(part) for part in parts))
-        self.order = MixtureOrder(shares_of(sources, [len(part) for part in parts]))
+        self.order = MixtureOrder(find_shares(sources, [len(part) for part in parts]))
         described = [[part.content_hash for part in parts], self.order.shares]
         # changes of the weights do not count: a checkpoint has those that took effect before it
         self.content_hash = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()

@@ -4,7 +4,7 @@
     the others     workers of its node, and of other nodes that share the directory, wait
 
 Hidden here: which shards exist already, which process makes the others, and the progress. Much text is tokenised on all
-cores (`tokenising`); the shards are the same as those of one process. The name of the directory contains a fingerprint
+cores (`tokenising`); the shards are the same as those of one thread. The name of the directory contains a fingerprint
 of everything that could change the tokens, so its content is never outdated. Shards are verified when the corpus is
 opened, and damaged ones are made again. Nothing is deleted from the cache.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -38,7 +38,7 @@ from shoal_workers.data.corpus import (
 from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
 from shoal_workers.data.errors import CacheError, DataError, EmptyCorpusError
 from shoal_workers.data.sources import SourceFile, find_sources
-from shoal_workers.data.tokenising import TokenisingProcesses
+from shoal_workers.data.tokenising import encode_on_threads
 from shoal_workers.data.tokenizer import (
     DocumentEncoder,
     Lookahead,
@@ -53,7 +53,7 @@ Report = Callable[["PrepareProgress"], None]
 MIB = 1 << 20
 SHARD_BYTES = 64 * MIB
 """Part of the content hash of a corpus of several shards."""
-_FEWEST_PROCESSES = 2
+_FEWEST_THREADS = 2
 _verified: set[Path] = set()
 """Directories whose shards this process has verified, which it does once: verifying reads all of them."""
 
@@ -92,7 +92,7 @@ def prepare_corpus(
     *,
     shard_bytes: int = SHARD_BYTES,
     tokenizer: Tokenizer | None = None,
-    num_processes: int | None = None,
+    num_threads: int | None = None,
 ) -> Corpus:
     """Return the corpus of a config, and prepare it first if that is needed.
 
@@ -101,9 +101,9 @@ def prepare_corpus(
     Args:
         report: called with the progress from time to time, on the calling thread.
         shard_bytes: maximum size of one shard's file.
-        tokenizer: replaces the one that `data.tokenizer` names; only this process tokenises then.
-        num_processes: processes that tokenise; with 0 this one does. Default: one per core, but no more than are worth
-            their start.
+        tokenizer: replaces the one that `data.tokenizer` names; only the calling thread tokenises then.
+        num_threads: threads that tokenise; with 0 the calling one does. Default: one per core, but no more than are
+            worth their start.
 
     Raises:
         DataError: the text, the tokenizer or the cache directory cannot be used.
@@ -111,7 +111,7 @@ def prepare_corpus(
     if tokenizer is None:
         tokenizer = load_tokenizer(config.tokenizer)
     else:
-        num_processes = 0
+        num_threads = 0
     sources = find_sources(config)
     inputs = _describe_inputs(config, sources, tokenizer, shard_bytes)
     fingerprint = hashlib.blake2b(inputs, digest_size=16).hexdigest()
@@ -121,15 +121,13 @@ def prepare_corpus(
     if corpus is None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            work = _Work(config, sources, directory, shard_bytes, num_processes)
-            with ExitStack() as resources:
-                lock = directory.with_suffix(".lock")
-                tell_waiting = resources.enter_context(node_lock(lock, partial(_report_waiting, report)))
+            work = _Work(config, sources, directory, shard_bytes, num_threads)
+            with node_lock(directory.with_suffix(".lock"), partial(_report_waiting, report)) as tell_waiting:
                 report_to_all = _also_tell(report, tell_waiting)
                 corpus = _open_verified(directory, report_to_all)  # another process may have prepared it meanwhile
                 if corpus is None:
                     write_durably(directory / SOURCES_NAME, [inputs])
-                    corpus = _Preparation(work, tokenizer, report_to_all, resources).run(fingerprint)
+                    corpus = _Preparation(work, tokenizer, report_to_all).run(fingerprint)
         except OSError as error:
             raise CacheError(
                 f"data.cache_dir {cache} cannot be used: {error.strerror or error}. "
@@ -200,20 +198,18 @@ class _Work:
     sources: Sequence[SourceFile]
     directory: Path
     shard_bytes: int
-    num_processes: int | None
+    num_threads: int | None
 
 
 class _Preparation:
     """A pass over the shards of a directory, which keeps intact ones and makes the others."""
 
-    def __init__(self, work: _Work, tokenizer: Tokenizer, report: Report, resources: ExitStack) -> None:
+    def __init__(self, work: _Work, tokenizer: Tokenizer, report: Report) -> None:
         self._work = work
         self._tokenizer = tokenizer
         self._report = report
         self._encoder = DocumentEncoder(tokenizer, work.config.validation_fraction)
-        self._resources = resources
-        self._processes: TokenisingProcesses | None = None
-        self._num_processes = 0
+        self._num_threads = 0
         self._documents: Lookahead | None = None
         self._reached = Position()
         """Position at which the next of `_documents` begins."""
@@ -260,21 +256,19 @@ class _Preparation:
         """Return the encoded documents from `start` on."""
         # they continue after the last shard that was made, unless an intact one follows it
         if self._documents is None or self._reached != start:
-            self._start_processes(self._total_bytes - self._done_bytes(start))
             documents = read_documents(self._work.sources, start, self._work.config)
-            self._documents = Lookahead((self._processes or self._encoder).encode_all(documents))
+            num = self._num_threads = self._choose_num_threads(self._total_bytes - self._done_bytes(start))
+            encoded = encode_on_threads(self._encoder, documents, num) if num else self._encoder.encode_all(documents)
+            self._documents = Lookahead(encoded)
         return self._documents
 
-    def _start_processes(self, text_bytes: int) -> None:
-        """Start the tokenising processes, once, if so much text is worth their start."""
-        num = self._work.num_processes
-        if num is None:
-            bytes_per_process = self._tokenizer.bytes_per_process
-            num = min(allowed_cores(), text_bytes // bytes_per_process) if bytes_per_process is not None else 0
-            num = 0 if num < _FEWEST_PROCESSES else num
-        if num and self._processes is None:
-            self._processes = self._resources.enter_context(TokenisingProcesses(self._encoder, num))
-            self._num_processes = num
+    def _choose_num_threads(self, text_bytes: int) -> int:
+        """Return 0 if so much text is not worth the start of threads."""
+        bytes_per_thread = self._tokenizer.bytes_per_thread
+        if self._work.num_threads is not None or bytes_per_thread is None:
+            return self._work.num_threads or 0
+        num = min(allowed_cores(), text_bytes // bytes_per_thread)
+        return 0 if num < _FEWEST_THREADS else num
 
     def _report_progress(self, position: Position) -> None:
         """Report about 100 times at most, and at most once per MiB."""
@@ -289,7 +283,7 @@ class _Preparation:
                 self._total_bytes,
                 position.file,
                 len(self._work.sources),
-                num_processes=self._num_processes,
+                num_threads=self._num_threads,
                 bad_rows=position.bad_rows,
             )
         )
@@ -326,8 +320,8 @@ class PrepareProgress:
     total_bytes: int = 0
     done_files: int = 0
     total_files: int = 0
-    num_processes: int = 0
-    """Processes that tokenise; 0 if the one that prepares does it itself."""
+    num_threads: int = 0
+    """Threads that tokenise; 0 if the one that prepares does it itself."""
     bad_rows: int = 0
     """Rows without text that were left out."""
     of_holder: str = ""
@@ -336,7 +330,7 @@ class PrepareProgress:
     """Which source of a mixture this is, as the beginning of a message."""
 
     def describe(self) -> str:
-        """Describe the progress for people: `tokenising 45 % (12.3 of 27.4 MiB, 1,203 of 2,410 files, 8 processes)`."""
+        """Describe the progress for people: `tokenising 45 % (12.3 of 27.4 MiB, 1,203 of 2,410 files, 8 threads)`."""
         return self.of_source + self._describe_phase()
 
     def _describe_phase(self) -> str:
@@ -348,11 +342,11 @@ class PrepareProgress:
             case PreparePhase.READY:
                 return f"text ready{self._bad_rows_text}"
             case PreparePhase.TOKENISING:
-                processes = f", {self.num_processes} processes" if self.num_processes else ""
+                threads = f", {self.num_threads} threads" if self.num_threads else ""
                 percent = 100 * self.done_bytes // max(1, self.total_bytes)
                 return (
                     f"tokenising {percent} % ({self.done_bytes / MIB:,.1f} of {self.total_bytes / MIB:,.1f} MiB, "
-                    f"{self.done_files:,} of {self.total_files:,} files{processes}){self._bad_rows_text}"
+                    f"{self.done_files:,} of {self.total_files:,} files{threads}){self._bad_rows_text}"
                 )
 
     @property

@@ -67,7 +67,7 @@ class Record:
     """Path or URL of the file."""
 
 
-def records_of(source: SourceFile, fields: Sequence[str]) -> Iterator[Record | BadRowError]:
+def read_records(source: SourceFile, fields: Sequence[str]) -> Iterator[Record | BadRowError]:
     """All rows of a file, or what is wrong with one.
 
     Raises:
@@ -125,18 +125,18 @@ def value_at(row: dict[str, Any], field: str, way_out: str) -> Any:
         elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
             value = value[int(name)]
         else:
-            has = listed(list(value)) if isinstance(value, dict) else kind_of(value)
+            has = list_names(list(value)) if isinstance(value, dict) else describe_kind(value)
             return Fault(f"field {field!r} is missing: at {name!r} there is {has}", way_out)
     return value
 
 
-def kind_of(value: object) -> str:
+def describe_kind(value: object) -> str:
     """What a value of JSON is, in words."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
     return (", ".join(map(str, names[:_SHOWN_FIELDS])) or "none") + more
@@ -171,7 +171,7 @@ class _File:
         for field, column in zip(self.fields, columns, strict=True):
             if column not in names:
                 raise BadRowError(
-                    f"{self.source.location} has no column {field!r}; it has {listed(names)}. {self.way_out}."
+                    f"{self.source.location} has no column {field!r}; it has {list_names(names)}. {self.way_out}."
                 )
         return list(dict.fromkeys(columns))
 
@@ -186,17 +186,17 @@ def _json_lines(file: _File, first: int) -> Iterator[Row]:
     for number, line in enumerate(file.stream, 1):
         content = line.removeprefix(_MARK).strip() if number == 1 else line.strip()
         if number > first and content:
-            yield Row(_of_json(content), number, file.read_bytes(), file.source.location, "line")
+            yield Row(_parse_json(content), number, file.read_bytes(), file.source.location, "line")
 
 
-def _of_json(line: bytes) -> dict[str, Any] | Fault:
+def _parse_json(line: bytes) -> dict[str, Any] | Fault:
     try:
         value = json.loads(line.decode(errors="surrogateescape"))
     except (ValueError, RecursionError) as error:
         shown = line[:_SHOWN_LETTERS].decode(errors="replace")
         return Fault(f"is not JSON ({error}): {shown}", "Correct it, or set data.format if it has another format")
     if not isinstance(value, dict):
-        return Fault(f"is {kind_of(value)}, not an object with fields", "Write one object a line")
+        return Fault(f"is {describe_kind(value)}, not an object with fields", "Write one object a line")
     return value
 
 
@@ -205,12 +205,12 @@ def _separated(file: _File, first: int) -> Iterator[Row]:
     text = io.TextIOWrapper(file.stream, "utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(text, delimiter="\t" if file.source.is_tab_separated else ",", strict=True)
     try:
-        yield from _of_csv(file, reader, first)
+        yield from _csv_rows(file, reader, first)
     finally:
         text.detach()
 
 
-def _of_csv(file: _File, reader: Any, first: int) -> Iterator[Row]:
+def _csv_rows(file: _File, reader: Any, first: int) -> Iterator[Row]:
     try:
         names: list[str] = next(reader, [])
     except csv.Error as error:
@@ -256,7 +256,7 @@ def _parquet(file: _File, first: int) -> Iterator[Row]:
                 groups.append(group)
         batches = opened.iter_batches(_ROWS_PER_BATCH, row_groups=groups, columns=columns, use_threads=False)
         share = file.source.num_bytes / max(1, opened.metadata.num_rows)
-        yield from _of_batches(file, batches, columns, skipped, first, lambda number: int(number * share))
+        yield from _batch_rows(file, batches, columns, skipped, first, lambda number: int(number * share))
     except pyarrow.ArrowException as error:
         raise file.damaged(error) from error
 
@@ -279,7 +279,7 @@ def _arrow(file: _File, first: int) -> Iterator[Row]:
             opened = batches = pyarrow.ipc.open_stream(handle)
         columns = file.columns(opened.schema.names)
         file.check(opened.schema)
-        yield from _of_batches(file, batches, columns, 0, first, lambda _: file.read_bytes())
+        yield from _batch_rows(file, batches, columns, 0, first, lambda _: file.read_bytes())
     except (pyarrow.ArrowException, EOFError) as error:
         raise file.damaged(error) from error
 
@@ -291,7 +291,7 @@ def refuse_cut_stream(tail: bytes) -> None:
         raise EOFError("the stream has no end, so the file is cut or was not closed")
 
 
-def _of_batches(
+def _batch_rows(
     file: _File,
     batches: Iterator[Any],
     columns: Sequence[str],

@@ -68,8 +68,8 @@ class ShardedFiles(Dataset[Any]):
         """
         entries = [paths] if isinstance(paths, str | Path) else list(paths)
         format_of_all = ShardFormat(format) if format is not None else None
-        self._shards = [shard for entry in entries for shard in _shards_of(entry, format_of_all)]
-        self._decode = _function(decode) if isinstance(decode, str) else decode
+        self._shards = [shard for entry in entries for shard in _find_shards(entry, format_of_all)]
+        self._decode = _import_function(decode) if isinstance(decode, str) else decode
         num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._open: RecentlyUsed[int, Sequence[dict[str, Any]]] = RecentlyUsed(min(most_open, num_files // 4))
         self._ends = list(accumulate(self._count(number) for number in range(len(self._shards))))
@@ -82,7 +82,7 @@ class ShardedFiles(Dataset[Any]):
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         number, within = locate(self._ends, index)
-        sample = self._opened(number)[within]
+        sample = self._open_shard(number)[within]
         if (columns := self._shards[number].columns) is not None:
             sample = {name: sample[name] for name in columns if name in sample}
         if self._decode is None:
@@ -109,9 +109,9 @@ class ShardedFiles(Dataset[Any]):
 
     def _count(self, number: int) -> int:
         known = self._shards[number].num_samples
-        return len(self._opened(number)) if known is None else known
+        return len(self._open_shard(number)) if known is None else known
 
-    def _opened(self, number: int) -> Sequence[dict[str, Any]]:
+    def _open_shard(self, number: int) -> Sequence[dict[str, Any]]:
         if (opened := self._open.get(number)) is not None:
             return opened
         listed = self._shards[number]
@@ -126,7 +126,7 @@ class ShardedFiles(Dataset[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _ListedShard:
     path: Path
     format: ShardFormat | None
     num_samples: int | None = None
@@ -135,49 +135,49 @@ class _Found:
     """None means all."""
 
 
-def _shards_of(entry: str | Path, format: ShardFormat | None) -> list[_Found]:
+def _find_shards(entry: str | Path, format: ShardFormat | None) -> list[_ListedShard]:
     text = os.path.expanduser(entry)  # noqa: PTH111 - a pattern is no path
     path = Path(text)
     if path.is_dir():
-        return _of_folder(path, format)
+        return _shards_in_folder(path, format)
     if path.name == INDEX and path.is_file():
-        return _of_index(path, format)
+        return _shards_in_index(path, format)
     if path.is_file():
-        return [_Found(path, format)]
+        return [_ListedShard(path, format)]
     paths = sorted(Path(name) for name in glob.iglob(text, recursive=True) if Path(name).is_file())  # noqa: PTH207 - absolute patterns
     if not paths:
         raise MissingTextError(
             f"{entry} means no file. Check the path or the pattern, on every node that runs a worker."
         )
-    return [_Found(shard, format) for shard in paths]
+    return [_ListedShard(shard, format) for shard in paths]
 
 
-def _of_folder(folder: Path, format: ShardFormat | None) -> list[_Found]:
+def _shards_in_folder(folder: Path, format: ShardFormat | None) -> list[_ListedShard]:
     if (folder / INDEX).is_file():
-        return _of_index(folder / INDEX, format)
+        return _shards_in_index(folder / INDEX, format)
     if (folder / _SAVED_SPLITS).is_file():
         splits = json.loads((folder / _SAVED_SPLITS).read_bytes())["splits"]
         raise MissingTextError(f"{folder} has the splits {', '.join(splits)}. Name one of them: {folder / splits[0]}.")
     if (folder / _SAVED_STATE).is_file():
-        return _of_saved(folder)
+        return _saved_shards(folder)
     named = sorted(path for path in folder.rglob("*") if path.is_file() and _is_shard(path))
     if not named:
         raise MissingTextError(
             f"{folder} has no file whose name says a format of shards, and no {INDEX}. Name the files, and give format."
         )
-    return [_Found(path, format) for path in named]
+    return [_ListedShard(path, format) for path in named]
 
 
 def _is_shard(path: Path) -> bool:
     return find_shard_format(path.name) is not None and not path.name.startswith((".", "_"))
 
 
-def _of_index(index: Path, format: ShardFormat | None) -> list[_Found]:
+def _shards_in_index(index: Path, format: ShardFormat | None) -> list[_ListedShard]:
     shards = read_index(str(index), index.read_bytes())
-    return [_Found(index.parent / shard.name, format, shard.num_samples) for shard in shards]
+    return [_ListedShard(index.parent / shard.name, format, shard.num_samples) for shard in shards]
 
 
-def _of_saved(folder: Path) -> list[_Found]:
+def _saved_shards(folder: Path) -> list[_ListedShard]:
     """A folder of `datasets.save_to_disk`: Arrow streams, in the order that its state has, with the columns that it
     shows."""
     state = json.loads((folder / _SAVED_STATE).read_bytes())
@@ -189,12 +189,12 @@ def _of_saved(folder: Path) -> list[_Found]:
     listed = state.get("_format_columns") if not state.get("_output_all_columns") else None
     columns = tuple(listed) if listed is not None else None
     return [
-        _Found(folder / file_state["filename"], ShardFormat.ARROW, columns=columns)
+        _ListedShard(folder / file_state["filename"], ShardFormat.ARROW, columns=columns)
         for file_state in state.get("_data_files", ())
     ]
 
 
-def _function(name: str) -> Decode:
+def _import_function(name: str) -> Decode:
     module, _, function = name.partition(":")
     try:
         function_object = getattr(importlib.import_module(module), function)

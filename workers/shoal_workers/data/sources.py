@@ -72,13 +72,10 @@ class SourceFile:
         """
         try:
             with self._open_raw() as raw:
-                if self.compression is None:
-                    yield cast(BinaryIO, io.BufferedReader(raw, _SMALL_BLOCK_BYTES)), raw.tell
-                else:
-                    if not self.num_bytes:
-                        raise OSError(f"it is empty, so it is not {self.compression}")
-                    stream = _DecompressedStream(raw, self.compression)
-                    yield cast(BinaryIO, io.BufferedReader(stream, _SMALL_BLOCK_BYTES)), raw.tell
+                if self.compression is not None and not self.num_bytes:
+                    raise OSError(f"it is empty, so it is not {self.compression}")
+                content = raw if self.compression is None else _decompress(raw, self.compression)
+                yield cast(BinaryIO, io.BufferedReader(content, _SMALL_BLOCK_BYTES)), raw.tell
         except FileNotFoundError as error:
             raise MissingTextError(f"{self.location} cannot be read: it does not exist any more.") from error
         except OSError as error:
@@ -104,22 +101,11 @@ class SourceFile:
             )
 
 
-class _DecompressedStream(io.RawIOBase):
-    """Decompresses a stream. OSError if it is damaged or ends early."""
+def _decompress(raw: io.RawIOBase, compression: str) -> Any:
+    """Return a stream of the content. Reading it raises OSError if the file is damaged or ends early."""
+    import pyarrow  # slow to import, and its allocator starts a thread
 
-    def __init__(self, raw: io.RawIOBase, compression: str) -> None:
-        super().__init__()
-        import pyarrow  # slow to import, and its allocator starts a thread
-
-        self._stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), compression)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), compression)
 
 
 def find_sources(config: TextDataConfig) -> list[SourceFile]:

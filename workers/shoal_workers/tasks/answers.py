@@ -41,7 +41,7 @@ from shoal_workers.contract.text_data import BYTE_TOKENIZER, ExamplesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare
 from shoal_workers.data.tokenizer import Split, choose_split
-from shoal_workers.tasks.conversations import Encoder, Example, files_of, load_encoder, rows_in
+from shoal_workers.tasks.conversations import Encoder, Example, find_files, load_encoder, read_file_rows
 from shoal_workers.tasks.hf import HuggingFaceModel
 from shoal_workers.tasks.rows import NO_LABEL
 
@@ -64,7 +64,7 @@ def prepare_examples(
     Raises:
         DataError: a file is missing, or a line has none of the forms.
     """
-    splits = files_of(config.paths), files_of(config.validation_paths)
+    splits = find_files(config.paths), find_files(config.validation_paths)
     described = {
         "encoder": encoder.fingerprint,
         "max_examples": config.max_examples,
@@ -87,7 +87,7 @@ def _encoded(
 ) -> Iterator[tuple[Labelled, bool]]:
     """Every example, and whether it is for validation."""
     for files in (train, validation):
-        for row, place in islice(rows_in(files), config.max_examples):
+        for row, place in islice(read_file_rows(files), config.max_examples):
             line = json.dumps(row, default=str).encode()
             is_held_back = not validation and choose_split(line, config.validation_fraction) is Split.VALIDATION
             for example in encode(row, place):
@@ -97,7 +97,7 @@ def _encoded(
 
 def read_example(examples: LabelledExamples, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the tokens of an example, and which of them are answers."""
-    payload, _ = examples.of(number)
+    payload, _ = examples.read(number)
     count = len(payload) // (_TOKEN_BYTES + _FLAG_BYTES)
     return np.frombuffer(payload, "<i4", count), np.frombuffer(payload, np.bool_, count, _TOKEN_BYTES * count)
 

@@ -60,7 +60,7 @@ class Example:
     is_answer: Sequence[bool]
 
 
-def files_of(paths: Sequence[str]) -> list[Path]:
+def find_files(paths: Sequence[str]) -> list[Path]:
     """Files of the paths and globs, in order. MissingTextError: there is none."""
     files = []
     for pattern in paths:
@@ -74,7 +74,7 @@ def files_of(paths: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def rows_in(files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], str]]:
+def read_file_rows(files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], str]]:
     """Each row of the files, and where it stands. A file whose name says nothing is JSON lines. DataError: a file is
     damaged, or a row cannot be read."""
     for file in files:
@@ -98,7 +98,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def answer_of(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Example, ...]:
+def encode_answer(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Example, ...]:
     """DataError: the row has none of the forms of an answer; `place` names it."""
     if _are_messages(record.get("messages")):
         return _examples(encoder, record, place, [], record["messages"])
@@ -114,7 +114,7 @@ def answer_of(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Exa
     return _examples(encoder, record, place, prompt, completion)
 
 
-def preference_of(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Example, ...]:
+def encode_preference(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Example, ...]:
     """Return the chosen and the rejected answer. DataError: the row is no preference; `place` names it."""
     parts: list[Any] = [record.get(key) for key in ("prompt", "chosen", "rejected")]
     prompt, chosen, rejected = parts

@@ -29,7 +29,7 @@ from shoal_workers.contract.text_data import PreferencesConfig
 from shoal_workers.data.labelled import LabelledExamples
 from shoal_workers.data.tokenizer import Split
 from shoal_workers.tasks.answers import NO_ANSWER, ExampleDataset, ExamplesTask, pad_batch, read_example
-from shoal_workers.tasks.conversations import preference_of
+from shoal_workers.tasks.conversations import encode_preference
 from shoal_workers.tasks.hf import CausalLM, parts_of, without_noise
 from shoal_workers.tasks.lora import outputs_of_adapters
 from shoal_workers.tasks.rows import NO_LABEL
@@ -41,7 +41,7 @@ class DirectPreferenceOptimization(ExamplesTask):
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.preferences = PreferenceModelConfig.model_validate(model)
         self.pairs = PreferencesConfig.model_validate(data)
-        super().__init__(self.preferences, self.pairs, preference_of, "preferences")
+        super().__init__(self.preferences, self.pairs, encode_preference, "preferences")
 
     @property
     def tokens_per_sample(self) -> int:

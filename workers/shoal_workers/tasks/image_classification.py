@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from shoal_workers.contract.hugging_face import config_of
 from shoal_workers.contract.text_data import BadRows, ImageClassModelConfig, ImagesConfig
 from shoal_workers.data.errors import BadRowError, MissingTextError
-from shoal_workers.data.images import SUFFIXES, PixelSettings, decoded, pixels_of, settings_of
+from shoal_workers.data.images import SUFFIXES, PixelSettings, decoded, make_pixels, read_pixel_settings
 from shoal_workers.data.labelled import Labelled, prepare, prepare_rows, read_unchanged
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Split, choose_split
 from shoal_workers.tasks.class_heads import Classifier, directories_in
-from shoal_workers.tasks.rows import FlippedSamples, RowSamples, class_of
+from shoal_workers.tasks.rows import FlippedSamples, RowSamples, read_class
 
 _PROCESSOR = "preprocessor_config.json"
 _IMAGES_AT_ONCE = 1024
@@ -127,13 +127,13 @@ class ImageClassification(Classifier):
         """How images are resized and normalised."""
         settings = self.files_beside((_PROCESSOR,))
         processor = json.loads(Path(settings[_PROCESSOR]).read_bytes()) if settings else {}
-        return settings_of(processor, config_of(self.settings))
+        return read_pixel_settings(processor, config_of(self.settings))
 
     def _sample(self, pixels: PixelSettings, payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
         content, place = payload, "an image of data.paths"
         if self.images.folder is not None:
             content, place = self._read(payload.decode())
-        return {"pixels": pixels_of(content, pixels, place), "label": torch.tensor(int(labels[0]))}
+        return {"pixels": make_pixels(content, pixels, place), "label": torch.tensor(int(labels[0]))}
 
     def _read(self, sized: str) -> tuple[bytes, str]:
         """Content of an image of a folder, and its path."""
@@ -164,4 +164,4 @@ def _stored(record: Record, classes: tuple[str, ...], num_labels: int, pixels: P
             f"{record.place}: data.image_field is {has}, not the content of an image. Write the bytes of the file."
         )
     decoded(content, pixels, record.place)
-    return Labelled(content, (class_of(label, record.place, classes, num_labels),))
+    return Labelled(content, (read_class(label, record.place, classes, num_labels),))

@@ -80,7 +80,7 @@ class RowSamples(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self._numbers):
             raise IndexError(f"sample {index} of {len(self._numbers)}")
-        return self._read(*self._examples.of(int(self._numbers[index])))
+        return self._read(*self._examples.read(int(self._numbers[index])))
 
 
 class FlippedSamples(Dataset[dict[str, Tensor]]):
@@ -113,7 +113,7 @@ def padded(values: Sequence[int] | NDArray[Any], size: int, padding: int) -> Ten
     return tensor
 
 
-def text_of(value: Any, place: str, key: str) -> str:
+def read_text(value: Any, place: str, key: str) -> str:
     """A text of a row. BadRowError: it is none."""
     if isinstance(value, bytes):
         try:
@@ -125,15 +125,15 @@ def text_of(value: Any, place: str, key: str) -> str:
     return value
 
 
-def tokens_of(value: Any, place: str, key: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
+def read_tokens(value: Any, place: str, key: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
     """Return the tokens of a text of a row. BadRowError: it is no text, or has no token."""
-    tokens = tokenizer.encode_whole(text_of(value, place, key), max_tokens)
+    tokens = tokenizer.encode_whole(read_text(value, place, key), max_tokens)
     if not tokens:
         raise BadRowError(f"{place}: data.{key} is an empty text. Remove the row.")
     return tokens
 
 
-def class_of(value: Any, place: str, classes: Sequence[str], num_labels: int) -> int:
+def read_class(value: Any, place: str, classes: Sequence[str], num_labels: int) -> int:
     """Return the number of a class of a row. A number and its digits are the same label, as files of text (CSV) have
     digits only; if a class has digits as its name, a label is always a name. BadRowError: there is no such class."""
     label = value if isinstance(value, str) else json.dumps(value, default=str)

@@ -23,7 +23,7 @@ from shoal_workers.data.labelled import Labelled, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 from shoal_workers.tasks.pretrained import Network, refuse_small_vocabulary
-from shoal_workers.tasks.rows import NO_LABEL, RowSamples, RowTask, padded, summed_cross_entropy, text_of, tokens_of
+from shoal_workers.tasks.rows import NO_LABEL, RowSamples, RowTask, padded, read_text, read_tokens, summed_cross_entropy
 
 
 class DecoderTask(RowTask):
@@ -76,9 +76,9 @@ class SequenceToSequence(DecoderTask):
         )
 
     def _encoded(self, record: Record, tokenizer: Tokenizer) -> Labelled:
-        source = self.pairs.prefix + text_of(record.values[0], record.place, "source_field")
-        tokens = tokens_of(source, record.place, "source_field", tokenizer, self.settings.seq_len)
-        labels = tokens_of(record.values[1], record.place, "target_field", tokenizer, self.settings.target_len)
+        source = self.pairs.prefix + read_text(record.values[0], record.place, "source_field")
+        tokens = read_tokens(source, record.place, "source_field", tokenizer, self.settings.seq_len)
+        labels = read_tokens(record.values[1], record.place, "target_field", tokenizer, self.settings.target_len)
         return Labelled(np.asarray(tokens, "<i4").tobytes(), labels)
 
     def build_dataset(self, split: str) -> RowSamples:

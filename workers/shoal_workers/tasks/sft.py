@@ -17,7 +17,7 @@ from shoal_workers.contract.hugging_face import HuggingFaceConfig, architecture_
 from shoal_workers.contract.text_data import AnswersConfig
 from shoal_workers.data.tokenizer import Split
 from shoal_workers.tasks.answers import AnswerDataset, ExamplesTask
-from shoal_workers.tasks.conversations import answer_of
+from shoal_workers.tasks.conversations import encode_answer
 from shoal_workers.tasks.hf import parts_of
 from shoal_workers.tasks.rows import summed_cross_entropy
 
@@ -27,7 +27,7 @@ class SupervisedFineTuning(ExamplesTask):
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.answers = AnswersConfig.model_validate(data)
-        super().__init__(HuggingFaceConfig.model_validate(model), self.answers, answer_of, "answers")
+        super().__init__(HuggingFaceConfig.model_validate(model), self.answers, encode_answer, "answers")
 
     @property
     def tokens_per_sample(self) -> int:

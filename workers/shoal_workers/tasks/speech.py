@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.hugging_face import config_of
 from shoal_workers.contract.text_data import SpeechConfig, SpeechModelConfig
-from shoal_workers.data.audio import samples_of, stored_audio
+from shoal_workers.data.audio import decode_audio, store_audio
 from shoal_workers.data.labelled import Labelled, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
-from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, tokens_of
+from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, read_tokens
 from shoal_workers.tasks.seq2seq import DecoderTask
 
 _EXTRACTOR = "preprocessor_config.json"
@@ -63,9 +63,9 @@ class SpeechToText(DecoderTask):
 
     def _encoded(self, record: Record, tokenizer: Tokenizer, rate: int, most_s: float) -> Labelled:
         # The decoder reads the first token of the prompt before any label.
-        labels = tokens_of(record.values[1], record.place, "text_field", tokenizer, self.settings.target_len + 1)
+        labels = read_tokens(record.values[1], record.place, "text_field", tokenizer, self.settings.target_len + 1)
         labels = labels[1:] if labels[0] == self._start() else labels[: self.settings.target_len]
-        return Labelled(stored_audio(record.values[0], record.file, rate, most_s, record.place), labels)
+        return Labelled(store_audio(record.values[0], record.file, rate, most_s, record.place), labels)
 
     def _start(self) -> int | None:
         value = config_of(self.settings).get("decoder_start_token_id")
@@ -81,7 +81,7 @@ class SpeechToText(DecoderTask):
 
         def read(payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
             rate = int(extractor.sampling_rate)
-            audio = samples_of(payload, rate, "audio of data.paths")
+            audio = decode_audio(payload, rate, "audio of data.paths")
             features = extractor(audio, sampling_rate=rate, return_tensors="pt")["input_features"][0]
             return {"features": features, "labels": padded(labels, self.settings.target_len, NO_LABEL)}
 

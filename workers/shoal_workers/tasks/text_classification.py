@@ -23,7 +23,7 @@ from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 from shoal_workers.tasks.class_heads import Classifier
 from shoal_workers.tasks.pretrained import refuse_small_vocabulary
-from shoal_workers.tasks.rows import RowSamples, class_of, padded, tokens_of
+from shoal_workers.tasks.rows import RowSamples, padded, read_class, read_tokens
 
 
 class TextClassification(Classifier):
@@ -54,8 +54,8 @@ class TextClassification(Classifier):
         )
 
     def _encoded(self, record: Record, tokenizer: Tokenizer, classes: tuple[str, ...], num_labels: int) -> Labelled:
-        tokens = tokens_of(record.values[0], record.place, "text_field", tokenizer, self.settings.seq_len)
-        label = class_of(record.values[1], record.place, classes, num_labels)
+        tokens = read_tokens(record.values[0], record.place, "text_field", tokenizer, self.settings.seq_len)
+        label = read_class(record.values[1], record.place, classes, num_labels)
         return Labelled(np.asarray(tokens, "<i4").tobytes(), (label,))
 
     def build_dataset(self, split: str) -> RowSamples:

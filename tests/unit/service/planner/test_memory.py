@@ -15,7 +15,7 @@ from kit.worlds.hugging_face_configs import small_config
 from shoal_service.planner import memory_note, plan, rank, refusal
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, SCHEDULES, Candidates, cut
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.holding import ALL_ADAMW, Kind, holding_of, num_adapter_params, tensors_of
+from shoal_service.planner.holding import ALL_ADAMW, Kind, find_holding, num_adapter_params, tensors_of
 from shoal_service.planner.memory import BytesPart, Work, host_need, in_flight, memory
 from shoal_service.planner.shape import shape_of
 from shoal_service.planner.step_time import SecondsPart
@@ -392,7 +392,7 @@ def _assert_holding(spec: JobSpec, model: dict[str, Any]) -> None:
     }
     shape = shape_of(spec)
     assert shape is not None
-    holding = holding_of(spec, shape)
+    holding = find_holding(spec, shape)
     for kind, is_expert in ((holding.dense, False), (holding.experts, True)):
         own = [one for name, one in module.named_parameters() if (".experts." in name) is is_expert]
         total = sum(one.numel() for one in own)
@@ -409,7 +409,7 @@ def test_snapshots_follow_the_optimizer_and_what_is_frozen() -> None:
     frozen = host_need(_spec(DENSE, optimizer=half), 1000, 0, shape)
     whole = host_need(_spec(DENSE), 1000, 0, shape)
     assert frozen.snapshots < whole.snapshots == 12000
-    assert holding_of(_spec(DENSE), shape) == ALL_ADAMW
+    assert find_holding(_spec(DENSE), shape) == ALL_ADAMW
 
 
 def _hugging_face(name: str, **model: Any) -> JobSpec:
@@ -452,7 +452,7 @@ def test_adapters_are_all_that_lora_trains(name: str, targets: Any) -> None:
     spec = _hugging_face(name, lora=lora)
     shape = shape_of(spec)
     assert shape is not None
-    holding = holding_of(spec, shape)
+    holding = find_holding(spec, shape)
     assert holding.dense.trained * shape.params == pytest.approx(real)
     assert holding.experts.trained == holding.experts.state_bytes == 0
     need = host_need(spec, shape.params, 0, shape)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal_service.core.hardware_profile import LinkClass
 from shoal_service.planner import plan, plan_ahead, plans, rank, refusal
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.planning import _remembered
+from shoal_service.planner.planning import _cached_plan
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, ParallelismSpec, Recompute, Schedule, ShardLevel, plain
@@ -145,10 +145,10 @@ def test_plans_of_all_sizes_can_be_had_ahead(job: Any) -> None:
 
 def test_a_change_of_elasticity_keeps_the_plans(job: Any) -> None:
     plan_ahead(job(elasticity={"max_workers": 3}, batch={"global_size": 9, "micro_size": 1}))
-    known = _remembered.cache_info().misses
+    known = _cached_plan.cache_info().misses
     for world in (1, 2, 3):
         plan(job(elasticity={"max_workers": 8}, batch={"global_size": 9, "micro_size": 1}), world)
-    assert _remembered.cache_info().misses == known
+    assert _cached_plan.cache_info().misses == known
 
 
 @given(

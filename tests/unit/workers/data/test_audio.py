@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kit.worlds.encoder_worlds import write_wave
-from shoal_workers.data.audio import samples_of, stored_audio
+from shoal_workers.data.audio import decode_audio, store_audio
 from shoal_workers.data.errors import BadRowError, MissingTextError
 
 RATE = 16_000
@@ -15,7 +15,7 @@ _SOUND = np.sin(np.arange(1600) / 7) * 0.5
 
 
 def _read(value: Any, file: Path, most_s: float = 1.0) -> Any:
-    return samples_of(stored_audio(value, str(file), RATE, most_s, "row 3"), RATE, "audio")
+    return decode_audio(store_audio(value, str(file), RATE, most_s, "row 3"), RATE, "audio")
 
 
 @pytest.mark.parametrize(("width", "tolerance"), [(1, 1e-2), (2, 4e-5), (3, 2e-7), (4, 1e-7)])
@@ -73,10 +73,10 @@ def test_another_rate_and_a_file_that_has_changed_are_named(tmp_path: Path) -> N
     with pytest.raises(BadRowError, match=r"has 8000 samples per second.*sox IN -r 16000 OUT"):
         _read("sound.wav", tmp_path / "rows.jsonl")
     write_wave(tmp_path / "sound.wav", _SOUND)
-    stored = stored_audio("sound.wav", str(tmp_path / "rows.jsonl"), RATE, 1.0, "row 3")
+    stored = store_audio("sound.wav", str(tmp_path / "rows.jsonl"), RATE, 1.0, "row 3")
     write_wave(tmp_path / "sound.wav", _SOUND[:100])
     with pytest.raises(MissingTextError, match=r"sound\.wav has changed: it had 3244 bytes, and has 244"):
-        samples_of(stored, RATE, "audio")
+        decode_audio(stored, RATE, "audio")
 
 
 def test_a_wave_file_is_read_whole_or_refused_wherever_it_is_cut(tmp_path: Path) -> None:

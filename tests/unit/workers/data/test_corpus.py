@@ -125,7 +125,7 @@ class WideTokenizer:
     fingerprint = "wide"
     vocab_size = 200_000
     end_of_document = None
-    bytes_per_process = None
+    bytes_per_thread = None
 
     def encode(self, text: bytes) -> NDArray[Any]:
         return np.frombuffer(text, dtype=np.uint8).astype(np.uint32) + 100_000

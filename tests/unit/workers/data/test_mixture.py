@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.text_data import TextDataConfig, TextSource
 from shoal_workers.data.errors import CorpusTooSmallError, MissingTextError
-from shoal_workers.data.mixture import Interleaving, Mixture, MixtureOrder, shares_of
+from shoal_workers.data.mixture import Interleaving, Mixture, MixtureOrder, find_shares
 from shoal_workers.data.tokenizer import Split, choose_split
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.tasks.text import TextTask
@@ -95,7 +95,7 @@ def _sources(**settings: Any) -> list[TextSource]:
     ],
 )
 def test_shares_are_exact(sources: list[TextSource], sizes: list[int], shares: list[int]) -> None:
-    assert shares_of(sources, sizes) == shares
+    assert find_shares(sources, sizes) == shares
 
 
 @pytest.fixture

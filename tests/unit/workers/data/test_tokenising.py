@@ -1,12 +1,11 @@
-"""Documents that are encoded in several processes become the same shards as in one; no process outlives its parent."""
+"""Documents that are encoded on several threads become the same shards as on one."""
 
 import importlib.util
-import json
 import os
-import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,22 @@ from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
 from shoal_workers.data.errors import UndecodableTextError
 from shoal_workers.data.prepare import PrepareProgress, prepare_corpus
 from shoal_workers.data.sources import find_sources
-from shoal_workers.data.tokenising import TokenisingProcesses
+from shoal_workers.data.tokenising import encode_on_threads
 from shoal_workers.data.tokenizer import DocumentEncoder, load_tokenizer
 
 ConfigOf = Callable[..., TextDataConfig]
 SHARD_BYTES = 100_000
-_WAIT_MS = 60_000
 _WORDS = ("shoal", "Grüße", "日本語", "naïve", "x=1;", "…", "\t", "the", "of", "🐟")
-_PARENT = """
-import json, os, sys
-from pathlib import Path
+_KILLED = """
+import os, signal, sys
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 
 def report(state):
     if state.done_bytes > int(sys.argv[2]):
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        print(json.dumps(children), flush=True)
-        sys.stdin.readline()
+        os.kill(os.getpid(), signal.SIGKILL)
 
-prepare_corpus(TextDataConfig.model_validate_json(sys.argv[1]), report, shard_bytes=200000, num_processes=2)
+prepare_corpus(TextDataConfig.model_validate_json(sys.argv[1]), report, shard_bytes=100000, num_threads=2)
 """
 
 
@@ -90,99 +85,55 @@ def _bytes_of(corpus: Corpus) -> list[bytes]:
 
 @pytest.mark.cells(2)
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "unigram", "wordpiece"])
-def test_the_shards_of_processes_are_those_of_one_process(kind: str, hard_text: Path, tmp_path: Path) -> None:
+def test_the_shards_of_several_threads_are_those_of_one(kind: str, hard_text: Path, tmp_path: Path) -> None:
     tokenizer = _tokenizer(kind, tmp_path)
     reported: list[PrepareProgress] = []
 
-    def prepare(num_processes: int) -> Corpus:
+    def prepare(num_threads: int) -> Corpus:
         config = TextDataConfig(
             paths=(str(hard_text),),
             tokenizer=tokenizer,
-            cache_dir=str(tmp_path / f"cache-{num_processes}"),
+            cache_dir=str(tmp_path / f"cache-{num_threads}"),
             validation_fraction=0.2,
         )
-        return prepare_corpus(config, reported.append, shard_bytes=SHARD_BYTES, num_processes=num_processes)
+        return prepare_corpus(config, reported.append, shard_bytes=SHARD_BYTES, num_threads=num_threads)
 
     alone, together = prepare(0), prepare(2)
     assert together.index == alone.index
     assert len(alone.index.shards) >= 2
     assert _bytes_of(together) == _bytes_of(alone)
-    assert "files, 2 processes)" in reported[-2].describe()
+    assert "files, 2 threads)" in reported[-2].describe()
 
 
-def _encoded(hard_text: Path, config_of: ConfigOf, kill: Callable[[TokenisingProcesses], None]) -> tuple[int, bool]:
-    """How many documents were encoded here, and whether all of them are as one process encodes them."""
-    sources = find_sources(config_of(hard_text))
-    encoder = DocumentEncoder(load_tokenizer("bytes"), 0.2)
-    expected = list(encoder.encode_all(read_documents(sources, Position(), config_of(hard_text))))
-    with TokenisingProcesses(encoder, 2) as processes:
-        kill(processes)
-        found = list(processes.encode_all(read_documents(sources, Position(), config_of(hard_text))))
-        here = processes.num_encoded_here
-    assert not processes.pids
-    same = [
-        (a.end, a.text.split, a.text.tokens.tolist()) == (b.end, b.text.split, b.text.tokens.tolist())
-        for a, b in zip(found, expected, strict=True)
-    ]
-    return here, all(same)
-
-
-def test_all_documents_are_encoded_by_the_processes(hard_text: Path, config_of: ConfigOf) -> None:
-    assert _encoded(hard_text, config_of, lambda _: None) == (0, True)
-
-
-def test_a_killed_process_costs_nothing_but_speed(hard_text: Path, config_of: ConfigOf) -> None:
-    def kill(processes: TokenisingProcesses) -> None:
-        os.kill(processes.pids[0], signal.SIGKILL)
-
-    here, is_same = _encoded(hard_text, config_of, kill)
-    assert here > 0
-    assert is_same
-
-
-def test_a_tokenizer_that_is_replaced_meanwhile_is_not_read_again(hard_text: Path, tmp_path: Path) -> None:
-    name = _tokenizer("wordpiece", tmp_path)
-    encoder = DocumentEncoder(load_tokenizer(name), 0.0)
-    Path(name).write_text(Path(name).read_text().replace('"shoal"', '"shOal"'))
-    config = TextDataConfig(paths=(str(hard_text / "e03.txt"),))
-    documents = list(read_documents(find_sources(config), Position(), config))
-    with TokenisingProcesses(encoder, 1) as processes:
-        [found] = processes.encode_all(documents)
-        assert processes.num_encoded_here == 0
-    assert found.text.tokens.tolist() == encoder.encode(documents[0]).tokens.tolist()
+def test_the_library_starts_no_threads_of_its_own_meanwhile(
+    hard_text: Path, config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    documents = read_documents(find_sources(config_of(hard_text)), Position(), config_of(hard_text))
+    encoded = encode_on_threads(DocumentEncoder(load_tokenizer("bytes"), 0.2), documents, 2)
+    next(encoded)
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+    encoded.close()
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("shoal-tokenise")]
 
 
 def test_an_error_of_the_text_comes_after_the_shards_before_it(hard_text: Path, config_of: ConfigOf) -> None:
     config = config_of(hard_text, encoding_errors="strict")
     with pytest.raises(UndecodableTextError, match=r"c\.txt is not UTF-8: byte 0xff at offset 4"):
-        prepare_corpus(config, lambda _: None, shard_bytes=SHARD_BYTES, num_processes=2)
+        prepare_corpus(config, lambda _: None, shard_bytes=SHARD_BYTES, num_threads=2)
     [directory] = Path(str(config.cache_dir)).glob("text-*/")
     assert len(list(directory.glob("tokens-*.json"))) >= 2
 
 
-def test_the_processes_of_a_killed_preparation_end_and_the_next_one_goes_on(
-    hard_text: Path, config_of: ConfigOf
-) -> None:
+def test_a_preparation_goes_on_after_one_that_was_killed(hard_text: Path, config_of: ConfigOf) -> None:
     config = config_of(hard_text)
-    command = [sys.executable, "-c", _PARENT, config.model_dump_json(), str(PIECE_BYTES)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        ended = select.poll()
-        children = [os.pidfd_open(int(pid)) for pid in json.loads(parent.stdout.readline())]
-        for child in children:
-            ended.register(child, select.POLLIN)
-        assert len(children) == 2
-        parent.kill()
-    for _ in children:
-        [(child, _), *_] = ended.poll(_WAIT_MS) or [(-1, 0)]
-        assert child in children, "a process outlived its parent"
-        ended.unregister(child)
-    for child in children:
-        os.close(child)
+    command = [sys.executable, "-c", _KILLED, config.model_dump_json(), str(PIECE_BYTES)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     [directory] = Path(str(config.cache_dir)).glob("text-*/")
     kept = {path: path.stat().st_mtime_ns for path in directory.glob("tokens-*.json")}
     assert kept
-    corpus = prepare_corpus(config, lambda _: None, shard_bytes=SHARD_BYTES, num_processes=2)
+    corpus = prepare_corpus(config, lambda _: None, shard_bytes=SHARD_BYTES, num_threads=2)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     other = TextDataConfig(paths=config.paths, cache_dir=f"{config.cache_dir}-other")
-    assert prepare_corpus(other, lambda _: None, shard_bytes=SHARD_BYTES, num_processes=0).index == corpus.index
+    assert prepare_corpus(other, lambda _: None, shard_bytes=SHARD_BYTES, num_threads=0).index == corpus.index

@@ -13,7 +13,7 @@ from shoal_workers.contract.families import FAMILIES
 from shoal_workers.contract.hugging_face import SFT_TASK
 from shoal_workers.data.errors import CorpusTooSmallError, DataError
 from shoal_workers.tasks.answers import NO_LABEL, packed
-from shoal_workers.tasks.conversations import answer_of, load_encoder
+from shoal_workers.tasks.conversations import encode_answer, load_encoder
 from shoal_workers.tasks.rows import summed_cross_entropy
 from shoal_workers.tasks.sft import SupervisedFineTuning
 
@@ -154,7 +154,7 @@ def _tokenizer(directory: Path, template: str | None) -> Path:
 
 def _answers(directory: Path, record: Any) -> str:
     encoder = load_encoder(str(directory))
-    (example,) = answer_of(encoder, record, "train.jsonl:1")
+    (example,) = encode_answer(encoder, record, "train.jsonl:1")
     answers = [token for token, is_answer in zip(example.tokens, example.is_answer, strict=True) if is_answer]
     text: str = transformers.AutoTokenizer.from_pretrained(directory).decode(answers)
     return text

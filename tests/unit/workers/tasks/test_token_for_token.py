@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from shoal_workers.data.errors import DataError
-from shoal_workers.tasks.conversations import answer_of, load_encoder, preference_of, rows_in
+from shoal_workers.tasks.conversations import encode_answer, encode_preference, load_encoder, read_file_rows
 from shoal_workers.tasks.lm import LanguageModel
 from shoal_workers.tasks.rows import NO_LABEL
 from shoal_workers.tasks.seq2seq import SequenceToSequence
@@ -58,7 +58,7 @@ def test_each_token_that_overlaps_the_answer_is_the_answers(
         encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
         for name, (prompt, completion) in PAIRS.items():
             line = {"prompt": prompt, "completion": completion}
-            (example,) = answer_of(encoder, line, "lines:1")
+            (example,) = encode_answer(encoder, line, "lines:1")
             if _cells(example) != (expected := expected_pair(tokenizer, prompt, completion)):
                 failures.append((layout, name, _cells(example), expected))
     assert failures == []
@@ -84,7 +84,7 @@ def test_a_conversation_has_the_tokens_and_the_answers_of_its_template(
         encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
         tokenizer.chat_template = TEMPLATES[template]
         for name, record in CONVERSATIONS.items():
-            (example,) = answer_of(encoder, record, "lines:1")
+            (example,) = encode_answer(encoder, record, "lines:1")
             if _cells(example) != (expected := expected_conversation(tokenizer, record, template)):
                 failures.append((layout, name, _cells(example), expected))
     assert failures == []
@@ -97,8 +97,8 @@ def test_rows_of_a_table_are_the_same_conversations_as_lines(directories: dict[s
     parquet.write_table(pyarrow.Table.from_pylist(lines, _schema_of(lines)), tmp_path / "rows.parquet")
     (directories["trimmed"] / "chat_template.jinja").write_text(CHATML)
     encoder = load_encoder(str(directories["trimmed"]))
-    for line, (row, place) in zip(lines, rows_in([tmp_path / "rows.parquet"]), strict=True):
-        (expected,), (found,) = answer_of(encoder, line, "lines:1"), answer_of(encoder, row, place)
+    for line, (row, place) in zip(lines, read_file_rows([tmp_path / "rows.parquet"]), strict=True):
+        (expected,), (found,) = encode_answer(encoder, line, "lines:1"), encode_answer(encoder, row, place)
         assert _cells(found) == _cells(expected)
 
 
@@ -114,7 +114,7 @@ def test_a_preference_has_the_tokens_of_its_two_answers(directories: dict[str, P
         encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
         for name, (prompt, chosen) in PAIRS.items():
             line = {"prompt": prompt, "chosen": chosen, "rejected": "no"}
-            found = [_cells(example) for example in preference_of(encoder, line, "lines:1")]
+            found = [_cells(example) for example in encode_preference(encoder, line, "lines:1")]
             if found != (expected := [expected_pair(tokenizer, prompt, answer) for answer in (chosen, "no")]):
                 failures.append((layout, name, found, expected))
     assert failures == []
@@ -139,7 +139,7 @@ def test_without_a_prompt_it_is_what_both_answers_begin_with(
         encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
         for name, (prompt, *answers) in texts.items():
             line = {"chosen": prompt + answers[0], "rejected": prompt + answers[1]}
-            found = [_cells(example) for example in preference_of(encoder, line, "lines:1")]
+            found = [_cells(example) for example in encode_preference(encoder, line, "lines:1")]
             kept = prompt.removesuffix(" ")  # of several spaces the last is the answer's
             expected = [expected_pair(tokenizer, kept, prompt[len(kept) :] + answer) for answer in answers]
             if found != expected:
@@ -191,7 +191,7 @@ def test_other_tasks_have_the_tokens_of_transformers(tmp_path: Path) -> None:
         pairs = SequenceToSequence(pair_model, data, 0).build_dataset("train")
         cut = [tokenizer(text, truncation=True, max_length=8)["input_ids"] for text in TEXTS]
         short = [tokenizer(text, truncation=True, max_length=5)["input_ids"] for text in TEXTS]
-        (answer,) = answer_of(load_encoder(str(directory)), {"prompt": "", "completion": TEXTS[3]}, "lines:1")
+        (answer,) = encode_answer(load_encoder(str(directory)), {"prompt": "", "completion": TEXTS[3]}, "lines:1")
         found = {
             "answers": list(answer.tokens)[: len(tokenizer(TEXTS[3])["input_ids"])],
             "language model": language[0].tolist(),
@@ -225,7 +225,7 @@ def test_a_line_that_a_template_does_not_render_is_named(directories: dict[str, 
     ):
         (directories["trimmed"] / "chat_template.jinja").write_text(template)
         try:
-            answer_of(load_encoder(str(directories["trimmed"])), record, "lines:7")
+            encode_answer(load_encoder(str(directories["trimmed"])), record, "lines:7")
             failures.append((name, "not refused"))
         except DataError as error:
             if words not in str(error) or not str(error).startswith("lines:7"):

@@ -10,8 +10,9 @@ Hidden here: how a row is found without the whole file in memory.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections.abc import Callable
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ import numpy as np
 from shoal_workers.data.concatenation import locate
 from shoal_workers.data.records import refuse_cut_stream
 from shoal_workers.data.shards.shard import Sample, Shard, mapped
+from shoal_workers.recently_used import RecentlyUsed
 
 _ARROW_FILE = b"ARROW1"
 _CACHE_BYTES = 64 << 20
-"""Bytes of decoded row groups or record batches in a cache. The newest one stays, whatever its size."""
+"""Bytes of decoded row groups or record batches that are kept. The newest one stays, whatever its size."""
 _SCANNED_BYTES = 16 << 20
 """Bytes that are searched for line ends at once."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -40,13 +42,12 @@ class ParquetShard(Shard):
         self._file = parquet.ParquetFile(self.path, memory_map=True)
         metadata = self._file.metadata
         self._ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
-        self._cache = _PartCache()
+        self._parts = _Parts(lambda group: self._file.read_row_group(group, use_threads=False))
         return int(metadata.num_rows)
 
     def _read(self, number: int) -> Sample:
         group, row = locate(self._ends, number)
-        table = self._cache.get(group, lambda: self._file.read_row_group(group, use_threads=False))
-        return _row(table, row)
+        return _row(self._parts.read(group), row)
 
 
 class ArrowShard(Shard):
@@ -72,17 +73,16 @@ class ArrowRows:
         import pyarrow
 
         source = pyarrow.py_buffer(content)
-        self._cache = _PartCache()
-        self._file: Any = None
-        self._batches: list[Any] = []
         if bytes(content[: len(_ARROW_FILE)]) == _ARROW_FILE:
-            self._file = pyarrow.ipc.open_file(source)
+            file = pyarrow.ipc.open_file(source)
+            self._read_batch: Callable[[int], Any] = _Parts(file.get_batch).read
             # the number of rows is in each batch; with one column, little is decoded to find it
             first_column = pyarrow.ipc.open_file(source, options=pyarrow.ipc.IpcReadOptions(included_fields=[0]))
             lengths = [first_column.get_batch(number).num_rows for number in range(first_column.num_record_batches)]
         else:
-            self._batches = list(pyarrow.ipc.open_stream(source))
-            lengths = [batch.num_rows for batch in self._batches]
+            batches = list(pyarrow.ipc.open_stream(source))
+            self._read_batch = batches.__getitem__
+            lengths = [batch.num_rows for batch in batches]
         self._ends = list(accumulate(lengths))
 
     def __len__(self) -> int:
@@ -90,9 +90,7 @@ class ArrowRows:
 
     def __getitem__(self, number: int) -> Sample:
         index, row = locate(self._ends, number)
-        is_file = self._file is not None
-        batch = self._cache.get(index, lambda: self._file.get_batch(index)) if is_file else self._batches[index]
-        return _row(batch, row)
+        return _row(self._read_batch(index), row)
 
 
 class JsonLinesShard(Shard):
@@ -118,23 +116,18 @@ class JsonLinesShard(Shard):
         return self._content[: int(self._starts[number])].count(b"\n") + 1
 
 
-class _PartCache:
-    """Cache of decoded parts of a file, which drops the least recently used first."""
+class _Parts:
+    """Decoded parts of a file, of which those that were used last are kept."""
 
-    def __init__(self) -> None:
-        self._parts: OrderedDict[int, Any] = OrderedDict()
-        self._num_bytes = 0
+    def __init__(self, decode: Callable[[int], Any]) -> None:
+        self._decode = decode
+        self._recent: RecentlyUsed[int, Any] = RecentlyUsed(_CACHE_BYTES, attrgetter("nbytes"))
 
-    def get(self, number: int, read: Any) -> Any:
-        if number in self._parts:
-            self._parts.move_to_end(number)
-            return self._parts[number]
-        part = read()
-        self._parts[number] = part
-        self._num_bytes += part.nbytes
-        while self._num_bytes > _CACHE_BYTES and len(self._parts) > 1:
-            _, dropped = self._parts.popitem(last=False)
-            self._num_bytes -= dropped.nbytes
+    def read(self, number: int) -> Any:
+        part = self._recent.get(number)
+        if part is None:
+            part = self._decode(number)
+            self._recent.put(number, part)
         return part
 
 

@@ -21,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from shoal_workers.data.errors import CacheError
+from shoal_workers.descriptors import try_lock
 
 _LOCK = "cache.lock"
 _PART, _WHOLE = "part-", "shard-"
@@ -88,13 +89,10 @@ class ShardCache:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError:
             return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_nlink:
+        with suppress(OSError):
+            if try_lock(descriptor, fcntl.LOCK_SH) and os.fstat(descriptor).st_nlink:  # else it is being deleted
                 os.utime(descriptor)
                 return LockedFile(path, descriptor)
-        except OSError:  # BlockingIOError: it is being deleted
-            pass
         os.close(descriptor)
         return None
 
@@ -181,15 +179,14 @@ class ShardCache:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return True
+        file = LockedFile(path, descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-        except BlockingIOError:
-            return False
+            is_unused = try_lock(descriptor)
+            if is_unused:
+                path.unlink()
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-        return True
+            file.close()
+        return is_unused
 
     def _entries(self) -> Iterator[_Entry]:
         with os.scandir(self.directory) as entries:

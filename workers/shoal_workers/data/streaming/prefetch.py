@@ -21,7 +21,7 @@ from shoal_workers.data.errors import DataError
 from shoal_workers.data.streaming.cache import NoClaim
 
 _log = logging.getLogger(__name__)
-_AGAIN_S = {NoClaim.FETCHED_BY_OTHER: 0.25, NoClaim.FULL: 1.0}
+_AGAIN_S: dict[NoClaim | None, float] = {NoClaim.FETCHED_BY_OTHER: 0.25, NoClaim.FULL: 1.0}
 _FAILED_AGAIN_S = 2.0
 PATIENCE_S = 10.0
 """How long one try of a fetch asks a store that does not answer."""
@@ -37,9 +37,8 @@ class Window:
         self.shards: list[int] = []
         self.num_present = 0
         """How many of them belong to the present block."""
-        self._not_before: dict[int, float] = {}
-        """Time of the next try, by shard."""
-        self._done: set[int] = set()
+        self._next_try: dict[int, float] = {}
+        """When a shard may be tried again; infinite if it is here, or being fetched."""
         self._full_until = 0.0
 
     def move(self, blocks: Sequence[Sequence[int]], first: int) -> None:
@@ -47,8 +46,7 @@ class Window:
         self.shards = [block[(first + at) % len(block)] for block in blocks for at in range(len(block))]
         self.num_present = len(blocks[0]) if blocks else 0
         kept = set(self.shards)
-        self._done &= kept
-        self._not_before = {shard: at for shard, at in self._not_before.items() if shard in kept}
+        self._next_try = {shard: at for shard, at in self._next_try.items() if shard in kept}
         self._full_until = 0.0
 
     def next(self, now: float) -> int | None:
@@ -56,8 +54,8 @@ class Window:
         if now < self._full_until:
             return None
         for shard in self.shards:
-            if shard not in self._done and self._not_before.get(shard, 0.0) <= now:
-                self._not_before[shard] = float("inf")
+            if self._next_try.get(shard, 0.0) <= now:
+                self._next_try[shard] = float("inf")
                 return shard
         return None
 
@@ -67,20 +65,14 @@ class Window:
 
     def record(self, shard: int, refusal: NoClaim | None, now: float, *, failed: bool = False) -> None:
         """Record the result of a fetch; the shard is here if there is no refusal and it has not failed."""
-        self._not_before.pop(shard, None)
-        if failed:
-            self._not_before[shard] = now + _FAILED_AGAIN_S
-        elif refusal in _AGAIN_S:
-            self._not_before[shard] = now + _AGAIN_S[refusal]
-            if refusal is NoClaim.FULL:  # a later shard has no more right to the room than this one
-                self._full_until = now + _AGAIN_S[refusal]
-        else:
-            self._done.add(shard)
+        wait_s = _FAILED_AGAIN_S if failed else _AGAIN_S.get(refusal, float("inf"))
+        self._next_try[shard] = now + wait_s
+        if refusal is NoClaim.FULL:  # a later shard has no more right to the room than this one
+            self._full_until = now + wait_s
 
     def wake_at(self) -> float:
         """Return when `next` may have a shard again; infinite if only a new window or a result can change that."""
-        times = [at for shard, at in self._not_before.items() if shard not in self._done]
-        return max(self._full_until, min(times, default=float("inf")))
+        return max(self._full_until, min(self._next_try.values(), default=float("inf")))
 
 
 class Prefetching:

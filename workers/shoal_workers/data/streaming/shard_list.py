@@ -42,7 +42,7 @@ class ShardList:
     """Samples of each shard, if there is an index."""
 
 
-def of_pattern(pattern: str) -> ShardList:
+def from_pattern(pattern: str) -> ShardList:
     """Raises ValueError if a range of the pattern has no number."""
     ranges = tuple((int(low), int(high), len(low)) for low, high in _RANGE.findall(pattern))
     for low, high, _ in ranges:
@@ -74,7 +74,7 @@ class _Pattern:
         )
 
 
-def of_names(names: Sequence[str]) -> ShardList:
+def from_names(names: Sequence[str]) -> ShardList:
     """Raises ValueError if there is none."""
     if not names:
         raise ValueError("shards=[]: there is no shard. Name at least one.")
@@ -82,7 +82,7 @@ def of_names(names: Sequence[str]) -> ShardList:
     return ShardList(len(names), names.__getitem__, _digest(name.removeprefix(folder) for name in names))
 
 
-def of_index(url: str, shards: Sequence[IndexedShard]) -> ShardList:
+def from_index(url: str, shards: Sequence[IndexedShard]) -> ShardList:
     """`shards`: their names are relative to the index. Raises MissingTextError if there is none."""
     if not shards:
         raise MissingTextError(f"{url} names no shard. Write the index again.")
@@ -110,7 +110,7 @@ class _Index:
         return None if find_shard_format(shard_info.name) is ShardFormat.LITDATA else shard_info.num_bytes
 
 
-def of_function(name: Callable[[int], str], num_shards: int | None) -> ShardList:
+def from_function(name: Callable[[int], str], num_shards: int | None) -> ShardList:
     """Raises ValueError without the number of shards."""
     if num_shards is None or num_shards < 1:
         raise ValueError(f"num_shards={num_shards}: shards named by a function need their number. Give num_shards.")

@@ -214,12 +214,12 @@ class _Reader:
 def _list_shards(shards: Shards, num_shards: int | None) -> tuple[ShardList, bytes | None]:
     """Return the shards, and the content of the index if there is one."""
     if callable(shards):
-        return shard_list.of_function(shards, num_shards), None
+        return shard_list.from_function(shards, num_shards), None
     if num_shards is not None:
         raise ValueError(f"num_shards={num_shards}, but the pattern or the list says how many there are. Leave it out.")
     if not isinstance(shards, str):
-        return shard_list.of_names(shards), None
+        return shard_list.from_names(shards), None
     if not shards.partition("?")[0].endswith(_INDEX):
-        return shard_list.of_pattern(shards), None
+        return shard_list.from_pattern(shards), None
     index = read_file(shards)
-    return shard_list.of_index(shards, read_index(shards, index)), index
+    return shard_list.from_index(shards, read_index(shards, index)), index

@@ -27,7 +27,7 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.own_slots import Shape, view_of
+from shoal_workers.snapshot_store.slots.own_slots import Shape, view_item
 from shoal_workers.snapshot_store.slots.slot_files import SlotFile, SlotPool, Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
@@ -50,7 +50,7 @@ class LiveSlot:
 
     def view(self, fqn: str) -> torch.Tensor:
         """Return the item, with its dtype and sizes."""
-        return view_of(self._payload, self._items[fqn])
+        return view_item(self._payload, self._items[fqn])
 
     def room(self, fqn: str, num_bytes: int) -> torch.Tensor:
         """Return the item's bytes and, if `with_rooms` reserved more for it, the bytes that follow; uint8."""
@@ -82,7 +82,7 @@ class LiveSlot:
             return False
         file.begin()
         if self._held != self._wanted:
-            index = self._shape.index_of(self._wanted)
+            index = self._shape.make_index(self._wanted)
             file.map[regions.index_offset : regions.index_offset + len(index)] = index
             self._held = self._wanted
         file.map[regions.extra_offset : regions.extra_offset + len(extra_json)] = extra_json
@@ -110,7 +110,7 @@ class LiveSlots:
         The tensors of earlier models are no longer in use. `restoring`: (generation, step) of the snapshot that the
         group is about to read; it stays complete. SharedMemoryFull.
         """
-        self._shape = Shape.of(plan, extra_bytes=extra_bytes)
+        self._shape = Shape.from_plan(plan, extra_bytes=extra_bytes)
         slots = self._pool.slots
         restored = self._restored if restoring is None else restoring
         free = retention.reusable_live(slots, restored=restored)
@@ -135,7 +135,7 @@ class LiveSlots:
         """`slot`, the current one, in another layout. The other slot, complete or not, keeps what it holds; it gets the
         layout when it becomes the second slot. SharedMemoryFull: as before, but `slot` holds no part."""
         (other,) = (used for used in self._used if used is not slot.file)
-        shape = Shape.of(plan, extra_bytes=extra_bytes)
+        shape = Shape.from_plan(plan, extra_bytes=extra_bytes)
         slot.file.begin()
         slot.file.grow(shape.regions.file_bytes)
         # The other slot grows now, so that it needs no memory when it becomes the second slot.

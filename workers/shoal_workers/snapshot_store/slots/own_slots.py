@@ -20,10 +20,8 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -98,7 +96,7 @@ class _Views:
     tensors: list[torch.Tensor]
     addresses: list[int]
     pin: Pin | None
-    """Lives as long as the views: they are dropped before the slot changes its size or goes."""
+    """Lives as long as the views, which are `attached` to the slot."""
 
 
 class OwnSlots:
@@ -116,7 +114,6 @@ class OwnSlots:
         """Held while memory is allocated, which is slow. Acquired before `_lock`."""
         self._lock = threading.Lock()
         """Guards what is known of the slots; held briefly."""
-        self._views: WeakKeyDictionary[SlotFile, _Views] = WeakKeyDictionary()
         self._newest: SlotFile | None = None
         self._sending: SlotFile | None = None
         self._last_sent: SlotFile | None = None
@@ -222,7 +219,6 @@ class OwnSlots:
         with self._lock:
             self._pool.close()
             self._last_sent = None
-            self._views.clear()
 
     def _shape_of(self, state: Mapping[str, torch.Tensor], owns_replicated: bool, *, extra_bytes: int) -> Shape:
         key = plan_key(state, owns_replicated=owns_replicated, every_replica=True)
@@ -230,9 +226,9 @@ class OwnSlots:
         if shape is None or key != self._key:
             self._runtime = self._find_runtime(state)
             plan = plan_save(state, owns_replicated=owns_replicated, every_replica=True)
-            shape = Shape.of(plan, extra_bytes=extra_bytes)
+            shape = Shape.from_plan(plan, extra_bytes=extra_bytes)
         elif extra_bytes > shape.regions.extra_room:
-            shape = Shape.of(shape.plan, extra_bytes=extra_bytes)
+            shape = Shape.from_plan(shape.plan, extra_bytes=extra_bytes)
         self._key, self._shape = key, shape
         return shape
 
@@ -299,16 +295,14 @@ class OwnSlots:
     def _lay_out(self, slot: SlotFile, shape: Shape) -> _Views:
         """Return the tensors over the slot; writes the index if the slot has another shape. No part is complete in
         it."""
-        views = self._views.get(slot)
-        if views is None or views.shape is not shape:
-            views = self._views.pop(slot, None)
-            del views  # its pin ends before the next one begins
+        views = slot.attached
+        if not isinstance(views, _Views) or views.shape is not shape:
+            views = slot.attached = None  # the pin ends before the next one begins
             payload = shape.lay_out(slot)
-            tensors = [view_of(payload, item) for item in shape.plan.items]
+            tensors = [view_item(payload, item) for item in shape.plan.items]
             addresses = [tensor.data_ptr() for tensor in tensors]
             views = _Views(shape, tensors, addresses, pin(payload[: shape.plan.total_bytes], self._runtime))
-            self._views[slot] = views
-            slot.before_change = partial(_drop, self._views, ref(slot))
+            slot.attached = views
         return views
 
     def _remove_stale(self, generation: int, num_bytes: int) -> None:
@@ -324,15 +318,8 @@ class OwnSlots:
 
     def _forget(self, slots: Collection[SlotFile]) -> None:
         """Forget slots that were resized or removed, and hold no part."""
-        for slot in slots:
-            if slot is self._last_sent:
-                self._last_sent = None
-            self._views.pop(slot, None)
-
-
-def _drop(views: WeakKeyDictionary[SlotFile, _Views], slot: ref[SlotFile]) -> None:
-    if (changing := slot()) is not None:
-        views.pop(changing, None)
+        if self._last_sent in slots:
+            self._last_sent = None
 
 
 def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
@@ -366,16 +353,16 @@ class Shape:
     regions: Regions
 
     @staticmethod
-    def of(plan: SavePlan, *, extra_bytes: int) -> Shape:
+    def from_plan(plan: SavePlan, *, extra_bytes: int) -> Shape:
         """Reserve twice `extra_bytes` for the plain values, since they grow."""
-        index = _index_of(plan)
+        index = _make_index(plan)
         room = max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
         return Shape(plan, index, Regions.lay_out(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
 
-    def index_of(self, names: Collection[str]) -> bytes:
+    def make_index(self, names: Collection[str]) -> bytes:
         """Return the index of a part that has only these of the items; as long as the whole index."""
         items = tuple(item for item in self.plan.items if item.fqn in names)
-        return _index_of(replace(self.plan, items=items)).ljust(len(self.index))
+        return _make_index(replace(self.plan, items=items)).ljust(len(self.index))
 
     def lay_out(self, file: SlotFile) -> torch.Tensor:
         """Write the index; return the payload as bytes, in the file's memory. The slot holds no complete part."""
@@ -384,7 +371,7 @@ class Shape:
         return torch.frombuffer(file.map, dtype=torch.uint8)[regions.payload_offset :]
 
 
-def view_of(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
+def view_item(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
     """An item's slice of the payload, with the item's dtype and sizes."""
     return payload[item.file_offset : item.file_offset + item.nbytes].view(item.dtype).view(item.sizes)
 
@@ -400,7 +387,7 @@ def with_rooms(plan: SavePlan, rooms: Mapping[str, int]) -> SavePlan:
     return SavePlan(tuple(items), end)
 
 
-def _index_of(plan: SavePlan) -> bytes:
+def _make_index(plan: SavePlan) -> bytes:
     """Written once for many snapshots, so the fields that the slot's header carries (rank, step ...) are 0 in it."""
     items = tuple(
         IndexItem(

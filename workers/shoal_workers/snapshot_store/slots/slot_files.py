@@ -105,8 +105,8 @@ class SlotFile:
         """Bytes that have memory; the file may be longer."""
         self.header: PartHeader | None = None
         """The header of the complete part in it; None if there is no complete part."""
-        self.before_change: Callable[[], None] = lambda: None
-        """Called before memory is given back."""
+        self.attached: object = None
+        """What refers to the memory, such as tensors over it; dropped before memory is given back."""
         temporary = path.with_name(f".new-{path.name}")
         try:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -140,7 +140,7 @@ class SlotFile:
         SharedMemoryFull: its capacity is as before.
         """
         self.begin()
-        self.before_change()
+        self.attached = None
         num_bytes = _round_up(num_bytes, PAGE_BYTES)
         if num_bytes >= self.capacity_bytes:
             self.grow(num_bytes)
@@ -199,7 +199,7 @@ class SlotFile:
     def remove(self) -> None:
         """The memory is free once no process maps it."""
         self.header = None
-        self.before_change()
+        self.attached = None
         with suppress(OSError):
             self.path.unlink()
         self._words.release()

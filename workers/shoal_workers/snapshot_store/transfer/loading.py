@@ -6,13 +6,12 @@ node has a copy of a part, the part is read here, even if the supervisor named a
 a log is replayed by the process that the supervisor named. If it raises, some of the state's values may have been
 replaced and others not.
 
-    LocalPart    if the file was mapped ahead (`peer_maps`), all boxes are copied from the map. Otherwise whole
-                 rows of saved slices are read from the file directly into the target tensor; for other boxes the file
-                 is mapped read-only, which costs a page fault per 64 KiB
-    RemotePart   whole rows over TCP, in the order of the payload; a box that is not whole rows passes through scratch
-                 memory
+    LocalPart    copies from a map of the file, if it was mapped ahead (`peer_maps`); otherwise it reads whole rows
+                 of saved slices from the file
+    RemotePart   reads whole rows over TCP, in the order of the payload
 
-Both report at the end whether the part was overwritten meanwhile. Slots are never truncated, so access to a map of one
+Rows are read straight into the target tensor; a box that is not whole rows passes through scratch memory. Both parts
+report at the end whether the part was overwritten meanwhile. Slots are never truncated, so access to a map of one
 cannot raise SIGBUS. Called by the snapshot store, on the training thread.
 """
 
@@ -33,7 +32,7 @@ from typing import Any
 import torch
 
 from shoal_workers.checkpoint.errors import CheckpointError
-from shoal_workers.checkpoint.index import IndexItem, ShardIndex, payload_name
+from shoal_workers.checkpoint.index import ShardIndex, payload_name
 from shoal_workers.checkpoint.load_plan import Fill, ItemRead, Shape, narrowed, plan_needed
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
@@ -209,11 +208,34 @@ class _Reader:
             self._wire = None
 
 
-_WINDOW_BYTES = 32 << 20
+class _StoredPart:
+    """A part of a snapshot, wherever it is. Errors are OSErrors; their message is the reason in words."""
+
+    index: ShardIndex
+
+    def fill(self, reads: Iterable[ItemRead]) -> int:
+        """Copy what these reads need of this part into their targets; return the bytes read."""
+        pieces = [piece for read in reads for piece in _pieces(read)]
+        scratch_bytes = max((piece.num_bytes for piece in pieces if not piece.is_direct), default=0)
+        scratch = torch.empty(scratch_bytes, dtype=torch.uint8)
+        self._request(pieces)
+        for piece in pieces:
+            rows = piece.target.reshape(-1).view(torch.uint8) if piece.is_direct else scratch[: piece.num_bytes]
+            self._read(rows.numpy().data, piece.offset)
+            if not piece.is_direct:
+                piece.target.copy_(piece.box_of(rows))
+        return sum(piece.num_bytes for piece in pieces)
+
+    def _request(self, pieces: Sequence[_Piece]) -> None:
+        """Announce what will be read, in this order."""
+
+    def _read(self, memory: memoryview, offset: int) -> None:
+        """Fill the memory from this offset of the payload on."""
+        raise NotImplementedError
 
 
-class LocalPart:
-    """A part in this node's memory. Errors are OSErrors; their message is the reason in words."""
+class LocalPart(_StoredPart):
+    """A part in this node's memory."""
 
     is_local = True
 
@@ -231,62 +253,32 @@ class LocalPart:
         )
 
     def fill(self, reads: Iterable[ItemRead]) -> int:
-        """Copy what these reads need of this part into their targets; return the bytes read."""
-        start, num_bytes = self._part.header.payload_offset, 0
-        end = start + self._part.header.num_bytes
-        memory = self._find_map(self._part.fd, end)
-        window = _Window(self._part.fd, end, memory)
-        for read in reads:
+        header = self._part.header
+        memory = self._find_map(self._part.fd, header.payload_offset + header.num_bytes)
+        if memory is None:
+            return super().fill(reads)
+        payload, num_bytes = _readable(memory)[header.payload_offset :], 0
+        for piece in (piece for read in reads for piece in _pieces(read)):
             self._check()
-            for fill in read.fills:
-                num_bytes += fill.target.nbytes
-                piece = _piece(read, fill)
-                if _is_direct(piece):
-                    if memory is None:
-                        self._read_into(_memory_of(fill.target), start + piece.offset)
-                    else:
-                        source = window.at(start + piece.offset, piece.num_bytes)
-                        ctypes.memmove(fill.target.data_ptr(), source.data_ptr(), piece.num_bytes)
-                    continue
-                item = read.item
-                saved = window.at(start + item.file_offset, item.nbytes).view(read.dtype).view(item.sizes)
-                fill.target.copy_(narrowed(saved, fill.source_offsets, fill.lengths))
+            rows = payload[piece.offset : piece.offset + piece.num_bytes]
+            if piece.is_direct:  # torch's copy loop writes through the cache, which takes longer
+                ctypes.memmove(piece.target.data_ptr(), rows.data_ptr(), piece.num_bytes)
+            else:
+                piece.target.copy_(piece.box_of(rows))
+            num_bytes += piece.target.nbytes
         return num_bytes
 
-    def _read_into(self, memory: memoryview, offset: int) -> None:
+    def _read(self, memory: memoryview, offset: int) -> None:
+        self._check()
+        position = self._part.header.payload_offset + offset
         while memory:
-            count = os.preadv(self._part.fd, [memory], offset)
+            count = os.preadv(self._part.fd, [memory], position)
             if not count:
                 raise PeerRefused("its file is shorter than its header says")
-            memory, offset = memory[count:], offset + count
+            memory, position = memory[count:], position + count
 
     def is_unchanged(self) -> bool:
         return self._part.is_unchanged()
-
-
-class _Window:
-    """Maps a file window by window, in ascending order, so that only one window counts as this process's memory."""
-
-    def __init__(self, fd: int, file_bytes: int, memory: mmap.mmap | None) -> None:
-        """`memory`: a map of the whole file that exists already."""
-        self._fd = fd
-        self._file_bytes = file_bytes
-        self._start = 0
-        self._memory = torch.empty(0, dtype=torch.uint8) if memory is None else _readable(memory)
-
-    def at(self, offset: int, count: int) -> torch.Tensor:
-        """A view of the file; it stays mapped as long as the view exists."""
-        if not count:
-            return self._memory[:0]
-        if not self._start <= offset <= offset + count <= self._start + len(self._memory):
-            self._start = offset - offset % mmap.ALLOCATIONGRANULARITY
-            length = min(max(offset + count - self._start, _WINDOW_BYTES), self._file_bytes - self._start)
-            try:
-                file = mmap.mmap(self._fd, length, prot=mmap.PROT_READ, offset=self._start)
-            except ValueError:
-                raise PeerRefused("its file is shorter than its header says") from None
-            self._memory = _readable(file)
-        return self._memory[offset - self._start : offset - self._start + count]
 
 
 def _readable(memory: mmap.mmap) -> torch.Tensor:
@@ -295,9 +287,9 @@ def _readable(memory: mmap.mmap) -> torch.Tensor:
         return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-class RemotePart:
-    """A part that is read over a connection, with the methods of LocalPart. The caller owns the connection, and uses it
-    for the process's other parts, too.
+class RemotePart(_StoredPart):
+    """A part that is read over a connection. The caller owns the connection, and uses it for the process's other parts,
+    too.
 
     `connect_to_server`: returns it; a new one if it was closed meanwhile."""
 
@@ -319,23 +311,13 @@ class RemotePart:
             step=answer.step,
         )
 
-    def fill(self, reads: Iterable[ItemRead]) -> int:
-        pieces = [piece for read in reads for fill in read.fills if (piece := _piece(read, fill)).num_bytes]
-        if not pieces:
-            return 0
-        scratch = torch.empty(max((p.num_bytes for p in pieces if not _is_direct(p)), default=0), dtype=torch.uint8)
-        ranges = tuple((piece.offset, piece.num_bytes) for piece in pieces)
-        wire = self._connect()
-        call(wire, Request(verb=Verb.READ, part=self._remote_part, ranges=ranges))
-        for piece in pieces:
-            target = piece.fill.target
-            if _is_direct(piece):
-                wire.receive_into(_memory_of(target))
-                continue
-            memory = scratch[: piece.num_bytes]
-            wire.receive_into(memory.numpy().data)
-            target.copy_(_box(memory.view(piece.read.dtype), piece.read.item, piece.fill))
-        return sum(piece.num_bytes for piece in pieces)
+    def _request(self, pieces: Sequence[_Piece]) -> None:
+        if pieces:
+            ranges = tuple((piece.offset, piece.num_bytes) for piece in pieces)
+            call(self._connect(), Request(verb=Verb.READ, part=self._remote_part, ranges=ranges))
+
+    def _read(self, memory: memoryview, offset: int) -> None:
+        self._connect().receive_into(memory)
 
     def is_unchanged(self) -> bool:
         wire = self._connect()
@@ -343,41 +325,47 @@ class RemotePart:
         return wire.receive_message(Answer).ok
 
 
+_PIECE_BYTES = 32 << 20
+"""Largest piece, unless a row is larger. A piece that is not read straight into its target needs scratch memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The whole rows of a saved slice that one fill needs: one range of the payload."""
+    """Whole rows of a saved slice that one fill needs: one range of the payload."""
 
     offset: int
     num_bytes: int
     read: ItemRead
     fill: Fill
+    target: torch.Tensor
+    """The rows of the fill's target that they fill."""
+
+    @property
+    def is_direct(self) -> bool:
+        """The target takes whole rows, in one contiguous piece of CPU memory."""
+        whole_rows = self.fill.lengths[1:] == self.read.item.sizes[1:]
+        return whole_rows and self.target.device.type == "cpu" and self.target.is_contiguous()
+
+    def box_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what the target takes of these rows, which are bytes."""
+        values, sizes = rows.view(self.read.dtype), self.read.item.sizes
+        if not sizes:
+            return values.view(())
+        return narrowed(values.view(-1, *sizes[1:]), (0, *self.fill.source_offsets[1:]), self.target.shape)
 
 
-def _piece(read: ItemRead, fill: Fill) -> _Piece:
+def _pieces(read: ItemRead) -> Iterator[_Piece]:
     item = read.item
-    if not item.sizes or not item.nbytes:
-        return _Piece(item.file_offset, item.nbytes, read, fill)
-    row_bytes = item.nbytes // item.sizes[0]
-    return _Piece(item.file_offset + fill.source_offsets[0] * row_bytes, fill.lengths[0] * row_bytes, read, fill)
-
-
-def _is_direct(piece: _Piece) -> bool:
-    """The target takes whole rows, in one contiguous piece of CPU memory."""
-    target = piece.fill.target
-    whole_rows = piece.fill.lengths[1:] == piece.read.item.sizes[1:]
-    return whole_rows and target.device.type == "cpu" and target.is_contiguous()
-
-
-def _memory_of(target: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor, as bytes."""
-    return target.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _box(rows: torch.Tensor, item: IndexItem, fill: Fill) -> torch.Tensor:
-    if not item.sizes:
-        return rows.view(())
-    shaped = rows.view(fill.lengths[0], *item.sizes[1:])
-    return narrowed(shaped, (0, *fill.source_offsets[1:]), fill.lengths)
+    for fill in read.fills if item.nbytes else ():
+        if not item.sizes:
+            yield _Piece(item.file_offset, item.nbytes, read, fill, fill.target)
+            continue
+        row_bytes = item.nbytes // item.sizes[0]
+        first_row, num_rows = fill.source_offsets[0], max(1, _PIECE_BYTES // row_bytes)
+        for row in range(0, fill.lengths[0], num_rows):
+            target = fill.target[row : row + num_rows]
+            offset = item.file_offset + (first_row + row) * row_bytes
+            yield _Piece(offset, len(target) * row_bytes, read, fill, target)
 
 
 def _index(index: bytes, extra: bytes, *, rank: int, world: int, generation: int, step: int) -> ShardIndex:

@@ -9,9 +9,10 @@ failure is logged, and the slot may be overwritten again. Called by the snapshot
 from __future__ import annotations
 
 import logging
-import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from shoal_workers.contract.snapshots import SnapshotServer
@@ -56,64 +57,47 @@ class Sender:
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._changed = threading.Condition()
-        self._sending: Sending | None = None
-        self._cost: SendCost | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot-send")
+        self._sending: Future[None] | None = None
+        self._costs: deque[SendCost] = deque()
+        """Costs of completed copies, until they are taken."""
         self._stopped = False
         self._is_broken_off = False
-        self._thread: threading.Thread | None = None
 
     @property
     def is_busy(self) -> bool:
-        with self._changed:
-            return self._sending is not None
+        return self._sending is not None and not self._sending.done()
 
     def offer(self, sending: Sending) -> None:
         """The sender must not be busy: asserted."""
-        with self._changed:
-            assert self._sending is None
-            self._sending = sending
-            self._changed.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="snapshot-send", daemon=True)
-            self._thread.start()
+        assert not self.is_busy
+        self._is_broken_off = False
+        self._sending = self._thread.submit(self._run, sending)
 
     def break_off(self) -> None:
         """Break off the copy that is being sent, because it is not needed any more. Return once it has ended, or
         after a moment."""
-        with self._changed:
-            self._is_broken_off = self._sending is not None
-            self._changed.wait_for(lambda: self._sending is None, timeout=_BREAK_OFF_S)
+        self._is_broken_off = True
+        if self._sending is not None:
+            wait([self._sending], _BREAK_OFF_S)
 
     def take_cost(self) -> SendCost | None:
         """Cost of the last copy that was completed since the last call; None if none was."""
-        with self._changed:
-            cost, self._cost = self._cost, None
-            return cost
+        cost = None
+        while self._costs:
+            cost = self._costs.popleft()
+        return cost
 
     def close(self) -> None:
         """Break off the copy that is being sent."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._stopped = True
+        self._thread.shutdown()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._sending is not None)
-                if self._stopped or self._sending is None:
-                    return
-                sending = self._sending
-            cost = self._send(sending)
-            sending.on_end(cost is not None)  # before it is idle: `OwnSlots.hand_over` asserts that nothing is sent
-            with self._changed:
-                self._cost = cost or self._cost
-                self._sending = None
-                self._is_broken_off = False
-                self._changed.notify_all()
+    def _run(self, sending: Sending) -> None:
+        cost = self._send(sending)
+        sending.on_end(cost is not None)  # first: `OwnSlots.hand_over` asserts that nothing is sent
+        if cost is not None:
+            self._costs.append(cost)
 
     def _send(self, sending: Sending) -> SendCost | None:
         try:
