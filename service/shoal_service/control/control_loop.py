@@ -30,10 +30,10 @@ from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.clusters.wire import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
+from shoal_service.control.background_calls import BackgroundCalls
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver, OrphanReaper
-from shoal_service.control.errands import Errands
 from shoal_service.control.islands import RoundCloser, find_runs
 from shoal_service.control.market.build import (
     ClusterConstraints,
@@ -115,7 +115,7 @@ class ControlLoop:
         self._lease_watch, self._renewed_mono = LeaseWatch(), 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._quarantined: frozenset[str] = frozenset()
-        self._errands = Errands()
+        self._calls = BackgroundCalls()
         self._times = times or PassTimes()
         self._reader = ClusterReader(store, clusters, clock, config.max_probation)
         self._policy = policy
@@ -287,12 +287,12 @@ class ControlLoop:
     def _look_after(self, cluster: str, lease: Lease) -> None:
         """Begin what a cluster needs besides its jobs: the end of leftovers, and tests of suspected nodes."""
         if keys := self._leftovers.of(self._reader.attempts(cluster), self._drivers):
-            self._errands.begin(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
+            self._calls.begin(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
         nodes = self._reader.nodes_of(cluster)
         if any(node.suspected for node in nodes):
             tester = self._clusters.of(cluster)
             test = partial(run_due_test, self._store, tester, nodes, self._clock, epoch=lease.epoch)
-            self._errands.begin(cluster, "test a suspected node", test)
+            self._calls.begin(cluster, "test a suspected node", test)
 
     def _node_changed(self, cluster: str) -> None:
         self._reader.expire(cluster)
@@ -349,7 +349,7 @@ class ControlLoop:
             nodes = self._reader.nodes_of(name)
             avoided = frozenset(node.node_id for node in nodes if node.drain or node.suspected)
             keep_ready = self._clusters.of(name).keep_ready
-            self._errands.begin(name, "keep a process ready", partial(keep_ready, avoided))
+            self._calls.begin(name, "keep a process ready", partial(keep_ready, avoided))
 
     def _predict_freed_nodes(
         self, changes: Sequence[Start | Resize | Preempt], rows: Mapping[str, DriveRow]
@@ -378,7 +378,7 @@ class ControlLoop:
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
                 request = partial(self._clusters.of(name).request_room, tuple(wanted.items()))
-                if self._errands.begin(name, "ask for room", request):
+                if self._calls.begin(name, "ask for room", request):
                     self._requested[name] = wanted, mono
 
     def _market_state(self, rows: list[DriveRow], now: float, where: ClusterConstraints) -> MarketState:
@@ -437,7 +437,7 @@ class ControlLoop:
         """Look at the rounds of islands, without waiting for the storage."""
         for run in find_runs(rows, self._config.checkpoint_url):
             look = partial(self._round_closer.look, run, epoch=lease.epoch, now=self._clock.time())
-            self._errands.begin(run.run, "close the round of islands", look)
+            self._calls.begin(run.run, "close the round of islands", look)
 
     def _forget_ended(self) -> None:
         for key, (_, task) in list(self._drivers.items()):
@@ -491,7 +491,8 @@ class ControlLoop:
     async def _stop_driving(self) -> None:
         """Ends all drivers. Nothing is driven without the lease, and supervisors go on alone."""
         self._lease = self._last_market = None
-        self._errands.drop()
+        self._calls.drop()
+        self._reader.drop()
         self._moving.drop()
         tasks = [task for _, task in self._drivers.values()]
         self._drivers.clear()

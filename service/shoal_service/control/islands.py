@@ -6,7 +6,7 @@
 
 The ledger is written first, so a control plane that is restarted between the two writes the same decision again. If the
 storage does not answer, or no control plane runs, rounds stay open, and the islands train on. Called by the control
-loop, an errand for each run.
+loop, a background call for each run.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from typing import TypeAlias, TypeVar
 from shoal_service.clock import Clock, SilenceTimer
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.wire import AttemptKey
+from shoal_service.control.background_calls import BackgroundCalls
 from shoal_service.control.cluster_reader import ClusterReader
-from shoal_service.control.errands import Errands
 from shoal_service.control.market.build import (
     ClusterConstraints,
     fingerprint,
@@ -387,7 +387,7 @@ class ReachableStorage:
         self._clusters = clusters
         self._clock = clock
         self._default_url = default_url
-        self._errands = Errands()
+        self._calls = BackgroundCalls()
         self._answers: dict[_Key, _Answer] = {}
 
     def why_not(self, cluster: str, row: DriveRow, *, saves: bool = False) -> str | None:
@@ -400,8 +400,8 @@ class ReachableStorage:
             return ""
         key, mono = (cluster, row.id, row.attempt, saves), self._clock.monotonic()
         known = self._answers.get(key)
-        if (known is None or known.is_old(mono)) and self._errands.num_under_way(cluster) < _AT_ONCE:
-            self._errands.begin(cluster, f"storage of {row.id} {saves}", lambda: self._ask(key, row.spec))
+        if (known is None or known.is_old(mono)) and self._calls.count_pending(cluster) < _AT_ONCE:
+            self._calls.begin(cluster, f"storage of {row.id} {saves}", lambda: self._ask(key, row.spec))
         return None if known is None else known.why_not
 
     async def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
@@ -411,7 +411,7 @@ class ReachableStorage:
 
     def drop(self) -> None:
         """Stop asking, because the lease is lost."""
-        self._errands.drop()
+        self._calls.drop()
 
     async def _ask(self, key: _Key, spec: JobSpec) -> None:
         cluster, job_id, _, saves = key

@@ -4,8 +4,8 @@ The first test of a node comes soon after the suspicion, since others may be usi
 suspects the node still avoids it for its `health.probation_s`, and a second test clears it. The pause doubles after
 each failed test.
 
-The control loop begins it in each pass, as an errand to each cluster, so that at most one test is under way in a
-cluster. It never decides which nodes may be used; `core/nodes.py` does.
+The control loop begins it in each pass, as a background call to each cluster, so that at most one test is under way in
+a cluster. It never decides which nodes may be used; `core/nodes.py` does.
 """
 
 from __future__ import annotations
