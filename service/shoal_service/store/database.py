@@ -306,15 +306,26 @@ def in_projects(
     return is_visible if project is None else and_(is_visible, column == project)
 
 
-def json_text(tx: Transaction, document: Column[str], *path: str) -> ColumnElement[Any]:
-    """Selects the text at this path of a JSON document in a column; NULL: there is none."""
+def json_text(tx: Transaction, document: ColumnElement[Any], *path: str) -> ColumnElement[Any]:
+    """Select the text at this path of a JSON document in a column; NULL if there is none."""
     if tx.connection.dialect.name == "sqlite":
-        return func.json_extract(document, "$." + ".".join(path))
+        return func.json_extract(document, _sqlite_path(path))
     return func.json_extract_path_text(cast(document, JSON), *path)
 
 
-def json_number(tx: Transaction, document: Column[str], *path: str) -> ColumnElement[Any]:
-    """Selects the number at this path of a JSON document in a column; NULL: there is none."""
+def json_type(tx: Transaction, document: ColumnElement[Any], *path: str) -> ColumnElement[Any]:
+    """Select the type of the value at this path, as the database names it; NULL if there is none."""
+    if tx.connection.dialect.name == "sqlite":
+        return func.json_type(document, _sqlite_path(path))
+    return func.json_typeof(func.json_extract_path(cast(document, JSON), *path))
+
+
+def _sqlite_path(path: Sequence[str]) -> str:
+    return "$" + "".join(f'."{key}"' for key in path)  # a key has no quote: the language has no way to write one
+
+
+def json_number(tx: Transaction, document: ColumnElement[Any], *path: str) -> ColumnElement[Any]:
+    """Select the number at this path of a JSON document in a column; NULL if there is none."""
     number = json_text(tx, document, *path)
     return number if tx.connection.dialect.name == "sqlite" else cast(number, Double)
 
