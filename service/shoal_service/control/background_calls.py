@@ -3,7 +3,7 @@ cluster at a time.
 
 A cluster that does not answer must not hold up a pass, which is about all clusters. What a call was meant to do is
 done by a later one, with the next pass. A failure is logged when it differs from the one before. Used on the event
-loop.
+loop. `Threads` is for calls that block: a few threads of their own, so that those that hang hold up no others.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.store import LeaseLost
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class BackgroundCalls:
@@ -58,3 +63,18 @@ class BackgroundCalls:
                     extra={"cluster": cluster, "kind": kind, "error": str(error)},
                     exc_info=not is_expected,
                 )
+
+
+class Threads:
+    """Threads for calls that block. Each call runs to its end; its caller may give up before."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+
+    async def __call__(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Make the call on one of the threads, and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *arguments, **named))
+
+    def close(self) -> None:
+        """Start no call that still waits for a thread."""
+        self._pool.shutdown(cancel_futures=True)

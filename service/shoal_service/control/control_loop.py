@@ -30,11 +30,11 @@ from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.clusters.wire import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
-from shoal_service.control.background_calls import BackgroundCalls
+from shoal_service.control.background_calls import BackgroundCalls, Threads
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver, OrphanReaper
-from shoal_service.control.islands import RoundCloser, find_runs
+from shoal_service.control.islands import find_runs, look_at
 from shoal_service.control.market.build import (
     ClusterConstraints,
     MarketBuilder,
@@ -76,6 +76,8 @@ _REVIEW_S = 2.0
 _REQUEST_S = 60.0
 _CANCEL_S = 30.0
 """A supervisor has this long to end a cancelled attempt. One that has never reported has no time."""
+_ISLAND_THREADS = 4
+"""They look at the storage of islands: one that hangs holds up its own runs only."""
 _MAX_QUEUED = 100_000
 """Most jobs of the queue that are considered, by priority and age. Those beyond wait."""
 _MIN_PAUSE_S = 0.2
@@ -122,7 +124,7 @@ class ControlLoop:
         self._market, self._spared = MarketBuilder(config.profiles), SparedJobs()
         self._writer, self._links = DecisionWriter(store, clusters.own), SupervisorLinks(store, clock)
         self._pruner = Pruner(store)
-        self._round_closer = RoundCloser(store)
+        self._island_threads = Threads(_ISLAND_THREADS, "islands")
         self._leftovers = OrphanReaper(store, clusters)
         self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url, policy)
         self._last_market: MarketState | None = None
@@ -436,7 +438,7 @@ class ControlLoop:
     def _close_rounds(self, rows: Sequence[DriveRow], lease: Lease) -> None:
         """Look at the rounds of islands, without waiting for the storage."""
         for run in find_runs(rows, self._config.checkpoint_url):
-            look = partial(self._round_closer.look, run, epoch=lease.epoch, now=self._clock.time())
+            look = partial(self._island_threads, look_at, self._store, run, epoch=lease.epoch, now=self._clock.time())
             self._calls.begin(run.run, "close the round of islands", look)
 
     def _forget_ended(self) -> None:

@@ -23,18 +23,16 @@ import logging
 import socket
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import httpx
 from pydantic_core import to_json
 
 from shoal_service.clock import Clock, wait_for_any
+from shoal_service.control.background_calls import Threads
 from shoal_service.core.events import Severity, WebhookGaveUp
 from shoal_service.core.webhooks import (
     OF_JOBS,
@@ -81,8 +79,6 @@ _KEPT_ALIVE = 64
 MISSING = "the service has no apprise: install it where `shoal serve` runs, with pip install 'shoal[apprise]'"
 _APPRISE_THREADS = 4
 _TYPES = {Severity.SUCCESS: "success", Severity.WARNING: "warning", Severity.ERROR: "failure"}
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def check_webhooks(spec: JobSpec, rules: WebhookRules) -> None:
@@ -125,7 +121,7 @@ class WebhookDelivery:
         self._clock = clock
         self._config = config
         self._lease = lease
-        self._threads = Threads(_STORE_THREADS)
+        self._threads = Threads(_STORE_THREADS, "webhooks")
         tallies = tallies or WebhookTallies(hook.name for hook in config.hooks)
         self._delivery = LaneDelivery(store, clock, config, tallies, self._threads, owns=self._owns)
         self._epoch: int | None = None
@@ -666,7 +662,7 @@ class Notifier:
         """`answer_s`: seconds for a whole attempt."""
         self._answer_s, self._waits = answer_s, waits
         waits.expect("webhook", answer_s)
-        self._threads = Threads(_APPRISE_THREADS)
+        self._threads = Threads(_APPRISE_THREADS, "apprise")
 
     async def send(self, url: str, event: EventView, job: JobFacts) -> str:
         """Send the message. Return why it was not sent, without the URL; empty if it was."""
@@ -697,18 +693,3 @@ def _send(url: str, title: str, text: str, type_: str) -> str:
         return "" if receiver.notify(body=text, title=title, notify_type=type_) else "has not accepted it"
     except Exception as error:  # of more than a hundred plug-ins; the message may have the URL in it
         return f"has failed in apprise ({type(error).__name__})"
-
-
-class Threads:
-    """Runs blocking calls on a few threads of its own, so that many lanes do not delay the control loop's calls."""
-
-    def __init__(self, num_threads: int) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="webhooks")
-
-    async def __call__(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run the call, and return its result. A cancelled caller does not end it."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *arguments, **named))
-
-    def close(self) -> None:
-        """End the threads. Return when the calls that have begun are over."""
-        self._pool.shutdown(cancel_futures=True)

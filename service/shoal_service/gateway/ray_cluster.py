@@ -42,7 +42,6 @@ from shoal_service.cluster.errors import (
     GcsUnavailable,
 )
 from shoal_service.cluster.gcs import RayNode
-from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
@@ -156,7 +155,7 @@ class RayCluster:
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         self._changed = changed
-        watch = GcsNodeWatch()
+        watch = gcs.GcsNodeWatch()
         watch.start(lambda _: changed())
         return watch.stop
 

@@ -27,7 +27,7 @@ from shoal_service.store.errors import (
     JobNotFound,
     RequestConflict,
 )
-from shoal_service.store.records import JobRecord, load, load_spec, pins_of, read_status
+from shoal_service.store.records import JobRecord, load, load_spec, parse_pins, read_status
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract import CheckpointName, ContinueFrom, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecError
@@ -43,7 +43,7 @@ def read_checkpoints(tx: Transaction, job_id: str, *, newest: int | None = None)
     key = (checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
     query = select(checkpoints.c.document).where(checkpoints.c.job_num == job.num).order_by(*key).limit(newest)
     stored = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
-    pins, standing = pins_of(job.pins), read_status(job.status).best
+    pins, standing = parse_pins(job.pins), read_status(job.status).best
     ranked = {} if standing is None else {score.step: (n, score.value) for n, score in enumerate(standing.best, 1)}
     return [checkpoint.model_copy(update=_marks(checkpoint, pins, ranked)) for checkpoint in reversed(stored)]
 

@@ -81,7 +81,7 @@ from shoal_service.store.database import (
     upsert,
     webhook_cursors,
 )
-from shoal_service.store.records import load_spec, num_of
+from shoal_service.store.records import load_spec, read_job_num
 from shoal_service.views import CheckpointState, JobStatus, SampleColumns
 from shoal_workers.contract import JobSpec, JobState
 
@@ -288,7 +288,7 @@ def read_curve(
 
     Points are means over equal buckets if there are more steps, or if the single steps are gone. Raises JobNotFound.
     """
-    job_num = num_of(tx, job_id)
+    job_num = read_job_num(tx, job_id)
     extent = read_extent(tx, job_num)
     if extent is None:
         return []
@@ -303,7 +303,7 @@ def read_curve(
     rows = read_pyramid(
         tx, job_num, _VALUES, coarsest=coarsest, after_step=first - 1, until_step=last, with_singles=reads_all
     )
-    points = map(point_of, rows)
+    points = map(make_point, rows)
     if reads_all:
         return list(points)
     return downsample(points, first_step=first, width=bucket_steps(first, last, max_points))
@@ -318,11 +318,11 @@ def rolled_until(tx: Transaction, job_num: int) -> int:
 def _buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
     """Makes the rows of the buckets [begin, end) of one level, from the level below."""
     below = read_level(tx, job_num, _VALUES, width // FACTOR, begin * width, end * width)
-    for point in downsample(map(point_of, below), first_step=begin * width + 1, width=width):
-        yield row_of(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
+    for point in downsample(map(make_point, below), first_step=begin * width + 1, width=width):
+        yield make_row(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
 
 
-def point_of(row: Any) -> SeriesPoint:
+def make_point(row: Any) -> SeriesPoint:
     """Makes a point of a row of the series or of its roll-ups; without validation, since there are many."""
     return SeriesPoint.model_construct(
         step=row.step,
@@ -340,7 +340,7 @@ def point_of(row: Any) -> SeriesPoint:
     )
 
 
-def row_of(point: SeriesPoint, **key: int) -> dict[str, Any]:
+def make_row(point: SeriesPoint, **key: int) -> dict[str, Any]:
     """Makes the row of a point, or of a mean of points, with the key of its table: NULL for NaN and for no metrics,
     otherwise metrics as JSON."""
     return {
@@ -441,7 +441,7 @@ def cluster_goodput(tx: Transaction) -> tuple[ClusterGoodput, ...]:
 
 def read_samples(tx: Transaction, job_id: str, *, after: float = 0.0) -> SampleColumns:
     """Read the samples of a job's accounts after a time, oldest first. Raises JobNotFound."""
-    job_num = num_of(tx, job_id)
+    job_num = read_job_num(tx, job_id)
     query = select(job_samples).where(job_samples.c.job_num == job_num, job_samples.c.at > after)
     rows = _thinned(list(tx.execute(query.order_by(job_samples.c.at))))
     wanted = _wanted(tx, job_num)

@@ -37,7 +37,7 @@ from shoal_service.store import curves
 from shoal_service.store.curves import thin_events
 from shoal_service.store.database import Transaction, events, jobs, logs, queue_places
 from shoal_service.store.errors import RequestConflict
-from shoal_service.store.records import JobRecord, document_of, load, load_spec, status_document
+from shoal_service.store.records import JobRecord, dump_data, load, load_spec, status_document
 from shoal_service.views import JobStatus
 from shoal_workers.contract import EndReason, JobState, LogStream
 from shoal_workers.contract.plain_text import plain_text
@@ -84,7 +84,7 @@ class JobEdit:
                 "seq": self.job.event_seq + len(self._events) + 1,
                 "at": event.at,
                 "type": plain_text(event.type)[:64],
-                "data": document_of(event.data),
+                "data": dump_data(event.data),
             }
         )
 

@@ -20,7 +20,7 @@ from shoal_service.store import driving
 from shoal_service.store.checkpoint_rows import read_checkpoints
 from shoal_service.store.database import Transaction, island_rounds, job_specs, jobs, json_text, upsert
 from shoal_service.store.errors import RequestConflict
-from shoal_service.store.records import JobRecord, num_of, read_spec_text
+from shoal_service.store.records import JobRecord, read_job_num, read_spec_text
 from shoal_service.views import CheckpointState
 from shoal_workers.contract import JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecError
@@ -131,7 +131,7 @@ def note(
 
     Return all that has arrived, with the times at which it was first seen. Raises JobNotFound.
     """
-    num = num_of(tx, run, lock=True)
+    num = read_job_num(tx, run, lock=True)
     where = (island_rounds.c.job_num == num) & (island_rounds.c.round == number)
     known = tx.execute(select(island_rounds.c.contributions, island_rounds.c.decision).where(where)).one_or_none()
     text, decision = known or ("[]", "")
@@ -151,7 +151,7 @@ def close(tx: Transaction, run: str, decision: RoundDecision, *, now: float) -> 
 
     Raises JobNotFound.
     """
-    num = num_of(tx, run, lock=True)
+    num = read_job_num(tx, run, lock=True)
     where = (island_rounds.c.job_num == num) & (island_rounds.c.round == decision.round)
     values = {"decision": decision.model_dump_json(), "closed_at": now}
     if not tx.execute(update(island_rounds).where(where & (island_rounds.c.decision == "")).values(values)).rowcount:

@@ -44,7 +44,7 @@ from shoal_service.store.database import (
     queue_places,
     series,
 )
-from shoal_service.store.records import fields_of
+from shoal_service.store.records import parse_fields
 from shoal_workers.contract import EndReason
 
 _Sql = ColumnElement[Any]
@@ -99,8 +99,8 @@ def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) 
     for row in tx.execute(query):
         job = JobDocuments(
             columns=dict(row._mapping),
-            status=fields_of(row.status),
-            spec=fields_of(row.spec),
+            status=parse_fields(row.status),
+            spec=parse_fields(row.spec),
             labels=labels[row.num],
             queue_position=row.queue_position,
             archived=row.archived_at is not None,

@@ -47,10 +47,10 @@ from shoal_service.store.errors import InvalidCursor, TooManyViews, ViewNotFound
 from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, read_values
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
-    fields_of,
     listed_job,
+    parse_fields,
+    parse_workers,
     read_document,
-    workers_of,
 )
 from shoal_service.views import JobSummary, Page
 from shoal_workers.contract import JobState
@@ -208,7 +208,7 @@ def _summaries(
 ) -> tuple[JobSummary, ...]:
     """Return the jobs of rows of SUMMARY_COLUMNS, with the values of the columns."""
     values = read_values(tx, [row.num for row in rows], columns)
-    return tuple(listed_job(JobSummary, row, fields_of(row.status), values=values[row.num]) for row in rows)
+    return tuple(listed_job(JobSummary, row, parse_fields(row.status), values=values[row.num]) for row in rows)
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
@@ -221,7 +221,7 @@ def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodpu
     seconds: dict[Category, float] = defaultdict(float)
     total = 0.0
     for document in documents:
-        goodput = fields_of(document).get("goodput") or {}
+        goodput = parse_fields(document).get("goodput") or {}
         total += goodput.get("total", 0.0)
         for name, amount in goodput.get("seconds", {}).items():
             if name in _CATEGORIES:
@@ -237,7 +237,7 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
     query = select(jobs.c.id, jobs.c.name, jobs.c.workers).where(jobs.c.state.in_(holding)).order_by(jobs.c.num)
     for row in tx.execute(query.where(in_projects(jobs.c.project, visible))):
         by_node = defaultdict(list)
-        for worker in workers_of(row.workers):
+        for worker in parse_workers(row.workers):
             by_node[worker.node_id].append(worker.rank)
         for node_id, ranks in by_node.items():
             known = tuple(sorted(rank for rank in ranks if rank is not None))
@@ -290,7 +290,7 @@ def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
 
 
 def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:
-    status = fields_of(row.status)
+    status = parse_fields(row.status)
     messages = (row.waits,) if row.queue_position is not None else (status.get("message"), status.get("note"))
     message = " ".join(filter(None, messages))
     return listed_job(FleetJob, row, status, message=message, labels=labels, values=values)
@@ -376,7 +376,7 @@ def known_fields(tx: Transaction, visible: Collection[str] | None) -> tuple[JobF
         select(jobs.c.status).where(in_projects(jobs.c.project, visible)).order_by(jobs.c.num.desc()).limit(_NEWEST)
     )
     for document in tx.execute(newest).scalars():
-        status = fields_of(document)
+        status = parse_fields(document)
         metrics["metric"] |= status.get("metrics") or {}
         metrics["val"] |= status.get("val_metrics") or {}
     return (

@@ -20,7 +20,7 @@ from sqlalchemy import Column, Row, Select, delete, func, select, update
 from shoal_service.artifact_views import LineageJob, LineageParent, LineageView, ModelRequest, ModelVersion
 from shoal_service.core.events import GenerationData
 from shoal_service.store.checkpoint_rows import read_checkpoints
-from shoal_service.store.curves import point_of
+from shoal_service.store.curves import make_point
 from shoal_service.store.database import (
     Transaction,
     checkpoints,
@@ -119,7 +119,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         description=request.description,
         lineage=(own_job.model_copy(update={"data": data or own_job.data}), *origins),
     )
-    row_of = {
+    columns = {
         "project": project,
         "name": name,
         "version": made.version,
@@ -127,7 +127,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         "checkpoint": checkpoint.name,
     }
     # not an upsert: of two registrations at the same moment one fails, instead of taking the other's number
-    tx.execute(model_versions.insert(), row_of | {"removed": False, "document": made.model_dump_json()})
+    tx.execute(model_versions.insert(), columns | {"removed": False, "document": made.model_dump_json()})
     tx.publish(job.id)
     return made.model_copy(update={"state": checkpoint.state})
 
@@ -243,7 +243,7 @@ def _metrics_of(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> di
     row = tx.execute(select(series).where(series.c.job_num == job_num, series.c.step == checkpoint.step)).first()
     metrics: dict[str, float | None] = {}
     if row is not None:
-        point = point_of(row)
+        point = make_point(row)
         own_metrics = {f"val_{name}": value for name, value in point.val_metrics.items()}
         metrics = {"loss": point.loss, "val_loss": point.val_loss, **point.metrics, **own_metrics}
     if checkpoint.score is not None:

@@ -24,7 +24,7 @@ from shoal_service.store.database import (
     node_suspicions,
     upsert,
 )
-from shoal_service.store.records import workers_of
+from shoal_service.store.records import parse_workers
 from shoal_workers.contract import JobState
 
 MAX_REASON_CHARS = 500
@@ -174,7 +174,7 @@ def _record_on_nodes(tx: Transaction, nodes: Collection[str], event: JobEvent, n
     ended = [state.value for state in JobState if state.ended]
     query = select(jobs.c.id, jobs.c.workers).where(jobs.c.state.not_in(ended), jobs.c.workers != "[]")
     for job_id, document in tx.execute(query).all():
-        if any(worker.node_id in nodes or worker.node_ip in nodes for worker in workers_of(document)):
+        if any(worker.node_id in nodes or worker.node_ip in nodes for worker in parse_workers(document)):
             driving.record_event(tx, job_id, event, now=now)
 
 

@@ -42,7 +42,7 @@ from shoal_service.store.database import (
     users,
 )
 from shoal_service.store.errors import ProjectConflict, ProjectNotFound, QueueFull, UserNotFound
-from shoal_service.store.records import GROWTH_COLUMNS, PLACE_COLUMNS, growth_answer_of, place_of
+from shoal_service.store.records import GROWTH_COLUMNS, PLACE_COLUMNS, make_growth_answer, make_queue_place
 from shoal_workers.contract import JobState
 
 _MAX_HOLDERS = 16
@@ -148,7 +148,7 @@ def view(tx: Transaction, *, limit: int = 1000, visible: Collection[str] | None 
             user=row.user,
             priority=row.priority,
             submitted_at=row.created_at,
-            place=place_of(row),
+            place=make_queue_place(row),
         )
         for row in tx.execute(query)
     )
@@ -218,7 +218,7 @@ def save_growth(tx: Transaction, answers: Sequence[HeldBack], versions: Mapping[
 def _held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
     """The running jobs that are held back, oldest first."""
     rows = tx.execute(_running().where(growth_answers.c.limit != ""))
-    answered = ((row, growth_answer_of(row)) for row in rows)
+    answered = ((row, make_growth_answer(row)) for row in rows)
     held = [
         HeldBackJob(
             job_id=row.id,

@@ -122,7 +122,7 @@ def _store_series(tx: Transaction, incoming: Sequence[Incoming]) -> None:
     rows, extents = [], []
     for report in incoming:
         if points := report.reports.series:
-            rows += [curves.row_of(point, job_num=report.job.num) for point in points]
+            rows += [curves.make_row(point, job_num=report.job.num) for point in points]
             steps = [point.step for point in points]
             extents.append(curves.Extent(report.job.num, min(steps), max(steps)))
     upsert(tx, series, rows)

@@ -41,9 +41,9 @@ from shoal_service.store.errors import (
 )
 from shoal_service.store.records import (
     JobRecord,
-    document_of,
-    etag_of,
+    dump_data,
     load_view,
+    make_etag,
     read_spec,
     status_document,
 )
@@ -133,7 +133,7 @@ def create(
         from_job=origin.job if origin is not None else None,
         from_step=origin.step if origin is not None else None,
     )
-    row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
+    row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": dump_data(event.data())}
     tx.execute(_INSERT_EVENT, row)
     log_event(tx, job_id, spec.name, event.type, event.data())
     tx.publish(job_id, is_request=True)
@@ -142,7 +142,7 @@ def create(
         name=spec.name,
         spec=spec,
         spec_version=1,
-        etag=etag_of(job_id, 1),
+        etag=make_etag(job_id, 1),
         created_at=now,
         updated_at=now,
         status=status,
@@ -174,8 +174,8 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
     """
     with edit_job(tx, job_id, now) as edit:
         job = edit.job
-        if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
-            raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
+        if if_match is not None and not _matches(if_match, make_etag(job.id, job.spec_version)):
+            raise PreconditionFailed(job_id, make_etag(job.id, job.spec_version), if_match)
         only_describes = bool(changes.model_fields_set) and changes.model_fields_set <= _DESCRIBING
         if job.state.ended and not only_describes:
             raise JobEnded(job_id, job.state, "be changed, except its name, labels and annotations")

@@ -35,7 +35,7 @@ from shoal_service.store.errors import (
     SupervisorReplaced,
 )
 from shoal_service.store.hub import Topic
-from shoal_service.store.records import JobRecord, load_all, num_of
+from shoal_service.store.records import JobRecord, load_all, read_job_num
 from shoal_service.views import ProfileBody, ProfileState, ProfileView
 from shoal_workers.contract import KEPT_PROFILES, Profiled, ProfileRequest
 
@@ -70,7 +70,7 @@ class SupervisorLink:
 
 def keep_token(tx: Transaction, job_id: str, attempt: int, token: str) -> None:
     """From now on it is the one of the attempt, and no other is. Raises JobNotFound."""
-    job_num = num_of(tx, job_id, lock=True)
+    job_num = read_job_num(tx, job_id, lock=True)
     of_attempt = and_(attempt_tokens.c.job_num == job_num, attempt_tokens.c.attempt == attempt)
     if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_of(token))).rowcount:
         row = {"job_num": job_num, "attempt": attempt, "hash": hash_of(token), "life": 0, "reported_at": 0.0}
@@ -111,7 +111,7 @@ def links(tx: Transaction) -> Mapping[AttemptKey, SupervisorLink]:
 
 def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
     """In place of the last one; its number. `body`: JSON of a Directive. Raises JobNotFound."""
-    job_num = num_of(tx, job_id, lock=True)
+    job_num = read_job_num(tx, job_id, lock=True)
     last = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": job_num}).one_or_none()
     of_attempt = last if last is not None and last.attempt == attempt else None
     row = {
@@ -144,7 +144,7 @@ def directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping[str,
 
 def stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
     """The answer to this request; None if it is not there yet."""
-    row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": num_of(tx, job_id)}).one_or_none()
+    row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": read_job_num(tx, job_id)}).one_or_none()
     if row is None or row.attempt != attempt or not row.stacks:
         return None
     answer = StacksAnswer.model_validate_json(row.stacks)
@@ -263,7 +263,9 @@ def create(tx: Transaction, job_id: str, body: ProfileBody, *, now: float) -> Pr
 
 def views(tx: Transaction, job_id: str) -> list[ProfileView]:
     """The profiles of a job, oldest first. Raises JobNotFound."""
-    query = select(profiles.c.document).where(profiles.c.job_num == num_of(tx, job_id)).order_by(profiles.c.number)
+    query = (
+        select(profiles.c.document).where(profiles.c.job_num == read_job_num(tx, job_id)).order_by(profiles.c.number)
+    )
     return [ProfileView.model_validate_json(document) for document in tx.execute(query).scalars()]
 
 

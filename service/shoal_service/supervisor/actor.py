@@ -10,8 +10,7 @@ from functools import partial
 
 import ray
 from shoal_service.clock import SystemClock
-from shoal_service.cluster.gcs import GcsKeyValueStore, ends_of
-from shoal_service.cluster.node_watch import GcsNodeWatch
+from shoal_service.cluster.gcs import GcsKeyValueStore, GcsNodeWatch, ends_of
 from shoal_service.collector import collect_rarely
 from shoal_service.core.attempt.messages import Command
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
