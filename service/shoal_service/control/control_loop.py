@@ -336,7 +336,7 @@ class ControlLoop:
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
             self._drive_all(rows, lease)
             return
-        decisions = await asyncio.to_thread(self._decide, state, now)
+        decisions = await asyncio.to_thread(paused_collector()(self._policy), state, now)
         self._times.decisions.observe(self._clock.monotonic() - mono)
         by_id = {row.id: row for row in rows}
         changes = changes_of(decisions)
@@ -364,10 +364,6 @@ class ControlLoop:
 
         grants = {row.id: row.granted_workers for row in rows.values()}
         return predict_freed_nodes(changes, grants, self._reader.reservations, find_cluster)
-
-    def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
-        with paused_collector():
-            return self._policy(state, now)
 
     def _scale_out(self, state: MarketState, decisions: Sequence[Decision], mono: float) -> None:
         """Asks the autoscalers for nodes. Asks again after a while, since a head that was restarted has forgotten the
@@ -616,6 +612,6 @@ def _turn(change: Change, row: DriveRow) -> int:
             assert_never(change)
 
 
+@paused_collector()
 def _held_back(state: MarketState, changes: Sequence[Change], now: float) -> list[HeldBack]:
-    with paused_collector():
-        return held_back(after(state, changes, now), now)
+    return held_back(after(state, changes, now), now)

@@ -148,7 +148,11 @@ class RayCluster:
         return ClusterSnapshot(
             nodes=nodes,
             free={node_id: _make_need(free) for node_id, free in gcs.available().items()},
-            reservations=_list_reservations(actors),
+            reservations=tuple(
+                Reservation(actor.name, job_id, actor.node_id, _make_need(actor.resources), actor.is_alive)
+                for actor in actors
+                if (job_id := job_of_worker(actor.name)) is not None
+            ),
             attempts=frozenset(key for actor in actors if (key := attempt_of(actor.name)) is not None),
             failed=self._failed,
         )
@@ -436,14 +440,6 @@ def _wait_until_free(name: str) -> None:
             return
         time.sleep(0.02)
     raise ClusterUnreachable(f"Ray still has the actor {name}, {_FREE_S:g} s after it was killed")
-
-
-def _list_reservations(actors: Sequence[gcs.RayActor]) -> tuple[Reservation, ...]:
-    return tuple(
-        Reservation(actor.name, job_id, actor.node_id, _make_need(actor.resources), actor.is_alive)
-        for actor in actors
-        if (job_id := job_of_worker(actor.name)) is not None
-    )
 
 
 def _offers_work(node: gcs.RayNode) -> bool:

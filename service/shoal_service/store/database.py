@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from functools import cache, partial
@@ -68,7 +68,7 @@ from shoal_service.store.errors import StoreError, StoreUnavailable
 from shoal_service.store.hub import Hub
 from shoal_service.telemetry.catalogue import DATABASE_SECONDS, Exemplar
 from shoal_service.telemetry.tallies import Count, Durations
-from shoal_workers.contract import IncidentCause
+from shoal_workers.contract import IncidentCause, JobState
 
 _log = logging.getLogger(__name__)
 
@@ -244,13 +244,15 @@ class Database:
 
     @contextmanager
     def _timed(self, kind: str) -> Iterator[None]:
+        """Measure a transaction. A failure outside of the program (no server, full disk, a lock held too long) becomes
+        StoreUnavailable."""
         start_mono = time.monotonic()
         try:
-            with _reachable():
-                yield
-        except StoreUnavailable:
+            yield
+        except (OperationalError, InterfaceError, SqlTimeoutError) as error:
             self.tallies.errors.add()
-            raise
+            reason = error.orig if isinstance(error, OperationalError | InterfaceError) else error
+            raise StoreUnavailable(f"The database does not answer: {reason}") from error
         finally:
             self.tallies.seconds.observe(time.monotonic() - start_mono, kind)
 
@@ -260,16 +262,6 @@ class Database:
         """Called by SQLAlchemy after each statement: counts the rows that go into the table of events."""
         if context.isinsert and getattr(context.compiled.statement, "table", None) is events:
             self.tallies.events.add(amount=len(parameters) if many else 1)
-
-
-@contextmanager
-def _reachable() -> Iterator[None]:
-    """Turns failures outside of the program (no server, full disk, a lock held too long) into StoreUnavailable."""
-    try:
-        yield
-    except (OperationalError, InterfaceError, SqlTimeoutError) as error:
-        reason = error.orig if isinstance(error, OperationalError | InterfaceError) else error
-        raise StoreUnavailable(f"The database does not answer: {reason}") from error
 
 
 _LOCKED = (
@@ -304,6 +296,11 @@ def in_projects(
     """Selects the rows of the visible projects, or of one of them; None means all."""
     is_visible = true() if visible is None else column.in_(sorted(visible))
     return is_visible if project is None else and_(is_visible, column == project)
+
+
+def in_states(states: Iterable[JobState]) -> ColumnElement[bool]:
+    """Select the jobs in one of these states."""
+    return jobs.c.state.in_(sorted(state.value for state in states))
 
 
 def json_text(tx: Transaction, document: ColumnElement[Any], *path: str) -> ColumnElement[Any]:
@@ -494,6 +491,9 @@ job_specs = Table(
     PrimaryKeyConstraint("job_num", "version"),
     sqlite_with_rowid=False,
 )
+
+NEWEST_SPEC = and_(job_specs.c.job_num == jobs.c.num, job_specs.c.version == jobs.c.spec_version)
+"""Joins `job_specs` to `jobs`."""
 
 events = Table(
     "events",

@@ -25,7 +25,7 @@ from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeue
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import WorkerFlow
 from shoal_service.store import checkpoint_rows, supervisor_links
-from shoal_service.store.database import Transaction, jobs
+from shoal_service.store.database import Transaction, in_states, jobs
 from shoal_service.store.edit import edit_job
 from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.records import (
@@ -127,7 +127,7 @@ def to_drive(
     ]
 
 
-_HELD = select(*_COLUMNS).where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES))).order_by(jobs.c.num)
+_HELD = select(*_COLUMNS).where(in_states(ATTEMPT_STATES)).order_by(jobs.c.num)
 _QUEUED = (
     select(*_COLUMNS)
     .where(jobs.c.state == JobState.QUEUED.value)

@@ -249,8 +249,20 @@ def _append_lines(tx: Transaction, job: JobRecord, attempt: int, lines: Sequence
     """Stores lines of an attempt, and deletes the oldest beyond MAX_LOG_LINES. Returns the number of the last."""
     job_num, last = job.num, job.log_seq + len(lines)
     kept = sorted(lines, key=lambda line: line.at)[-MAX_LOG_LINES:]
-    first = last - len(kept) + 1
-    tx.execute(insert(logs), [_log_row(job_num, attempt, first + i, line) for i, line in enumerate(kept)])
+    rows = [
+        {
+            "job_num": job_num,
+            "seq": seq,
+            "at": line.at,
+            "rank": line.rank,
+            "worker_id": plain_text(line.worker_id)[:128],
+            "stream": line.stream.value,
+            "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
+            "attempt": attempt,
+        }
+        for seq, line in enumerate(kept, last - len(kept) + 1)
+    ]
+    tx.execute(insert(logs), rows)
     if last > MAX_LOG_LINES:
         tx.execute(delete(logs).where(logs.c.job_num == job_num, logs.c.seq <= last - MAX_LOG_LINES))
     return last
@@ -264,19 +276,6 @@ def log_event(tx: Transaction, job_id: str, name: str, type_: str, data: Mapping
             _LEVELS.get(description.severity, logging.INFO), type_, job=job_id, job_name=name, text=description.message
         )
     return description.message
-
-
-def _log_row(job_num: int, attempt: int, seq: int, line: PendingLog) -> dict[str, Any]:
-    return {
-        "job_num": job_num,
-        "seq": seq,
-        "at": line.at,
-        "rank": line.rank,
-        "worker_id": plain_text(line.worker_id)[:128],
-        "stream": line.stream.value,
-        "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
-        "attempt": attempt,
-    }
 
 
 def _book(

@@ -19,7 +19,7 @@ from shoal_service.core.parity import DEFAULT_TOLERANCE, compare, differences
 from shoal_service.store import curves
 from shoal_service.store.checkpoint_rows import read_checkpoints
 from shoal_service.store.curves import make_point
-from shoal_service.store.database import Transaction, events, incidents, job_specs, jobs, logs, series
+from shoal_service.store.database import Transaction, events, in_states, incidents, job_specs, jobs, logs, series
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.records import (
     load,
@@ -99,8 +99,9 @@ def read_workers(tx: Transaction, job_id: str) -> list[WorkerView]:
 
 def read_workers_by_node(tx: Transaction) -> Counter[str]:
     """Count the workers of all jobs that have not ended, by node id."""
-    ended = [state.value for state in JobState if state.ended]
-    documents = tx.execute(select(jobs.c.workers).where(jobs.c.state.not_in(ended))).scalars()
+    documents = tx.execute(
+        select(jobs.c.workers).where(in_states(state for state in JobState if not state.ended))
+    ).scalars()
     return Counter(worker.node_id for document in documents for worker in parse_workers(document) if worker.node_id)
 
 

@@ -35,6 +35,7 @@ from shoal_service.core.where.language import (
     Relation,
 )
 from shoal_service.store.database import (
+    NEWEST_SPEC,
     Transaction,
     job_labels,
     job_specs,
@@ -48,12 +49,7 @@ from shoal_service.store.records import parse_fields
 from shoal_workers.contract import EndReason
 
 _Sql = ColumnElement[Any]
-_SPEC = (
-    select(job_specs.c.document)
-    .where(job_specs.c.job_num == jobs.c.num, job_specs.c.version == jobs.c.spec_version)
-    .correlate(jobs)
-    .scalar_subquery()
-)
+_SPEC = select(job_specs.c.document).where(NEWEST_SPEC).correlate(jobs).scalar_subquery()
 _QUEUE = select(queue_places.c.position).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
 _REFUSED = frozenset({"loss", "grad_norm"})
 """Columns of which one is not finite in the step at which a job stops for that reason; the step has no row."""
@@ -90,10 +86,7 @@ def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) 
     """The values of the jobs with these numbers, by number and name of the field; a job without a value has no name."""
     if not columns or not nums:
         return {num: {} for num in nums}
-    labels: dict[int, dict[str, str]] = defaultdict(dict)
-    for row in tx.execute(select(job_labels).where(job_labels.c.job_num.in_(nums))):
-        labels[row.job_num][row.key] = row.value
-    values_by_num = {}
+    labels, values_by_num = read_labels(tx, nums), {}
     over_steps = [_Values(tx).over_steps(field).label(field.name) for field in columns if field.source is Source.SERIES]
     query = select(jobs, _SPEC.label("spec"), _QUEUE.label("queue_position"), *over_steps).where(jobs.c.num.in_(nums))
     for row in tx.execute(query):
@@ -108,6 +101,15 @@ def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) 
         values = {field.name: value_of(field, job) for field in columns}
         values_by_num[row.num] = {name: value for name, value in values.items() if value is not None}
     return values_by_num
+
+
+def read_labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Read the labels of the jobs with these numbers, by number of the job and by name."""
+    labels: dict[int, dict[str, str]] = defaultdict(dict)
+    query = select(job_labels).where(job_labels.c.job_num.in_(nums)).order_by(job_labels.c.job_num, job_labels.c.key)
+    for row in tx.execute(query):
+        labels[row.job_num][row.key] = row.value
+    return labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,12 +70,11 @@ def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float)
     names = sorted(needed - {checkpoint_rows.FILES})
     kept = [f"{request.root}/{name}" for name in names] + ([request.root] if is_held else [])
     is_script = load_spec(tx, job.num, job.spec_version).script is not None
-    row = tx.execute(select(jobs.c.project, jobs.c.user).where(jobs.c.num == job.num)).one()
     view = DeletionView(
         job_id=job_id,
         name=job.name,
-        project=row.project,
-        user=row.user,
+        project=job.project,
+        user=job.user,
         requested_at=now,
         requested_by=request.by,
         reason=request.reason,

@@ -36,6 +36,7 @@ from shoal_service.store import curves
 from shoal_service.store.database import (
     Transaction,
     in_projects,
+    in_states,
     job_labels,
     job_views,
     jobs,
@@ -44,7 +45,7 @@ from shoal_service.store.database import (
     upsert,
 )
 from shoal_service.store.errors import InvalidCursor, TooManyViews, ViewNotFound
-from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, read_values
+from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, read_labels, read_values
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
     listed_job,
@@ -188,7 +189,7 @@ def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
     rows_of = _filtered(tx, select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
     rows = tx.execute(_part(tx, rows_of, query)).all()
     page_nums = [row.num for row in rows]
-    labels, values = _labels(tx, page_nums), read_values(tx, page_nums, query.selection.columns)
+    labels, values = read_labels(tx, page_nums), read_values(tx, page_nums, query.selection.columns)
     return {row.num: _fleet_job(row, labels[row.num], values[row.num]) for row in rows}
 
 
@@ -213,8 +214,10 @@ def _summaries(
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
     """The sum over all jobs that are queued or hold workers; None if there are no such jobs."""
-    holding = [state.value for state in JobState if state.holds_workers or state is JobState.QUEUED]
-    in_state = select(jobs.c.status).where(jobs.c.state.in_(holding), in_projects(jobs.c.project, visible))
+    in_state = select(jobs.c.status).where(
+        in_states(state for state in JobState if state.holds_workers or state is JobState.QUEUED),
+        in_projects(jobs.c.project, visible),
+    )
     documents = tx.execute(in_state).scalars().all()
     if not documents:
         return None
@@ -232,9 +235,12 @@ def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodpu
 
 def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dict[str, tuple[NodeJob, ...]]:
     """The jobs that run on each node, by node id."""
-    holding = [state.value for state in JobState if state.holds_workers]
     jobs_by_id: dict[str, list[NodeJob]] = defaultdict(list)
-    query = select(jobs.c.id, jobs.c.name, jobs.c.workers).where(jobs.c.state.in_(holding)).order_by(jobs.c.num)
+    query = (
+        select(jobs.c.id, jobs.c.name, jobs.c.workers)
+        .where(in_states(state for state in JobState if state.holds_workers))
+        .order_by(jobs.c.num)
+    )
     for row in tx.execute(query.where(in_projects(jobs.c.project, visible))):
         by_node = defaultdict(list)
         for worker in parse_workers(row.workers):
@@ -247,7 +253,7 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
 
 def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
     if query.states:
-        select_jobs = select_jobs.where(jobs.c.state.in_(sorted(state.value for state in query.states)))
+        select_jobs = select_jobs.where(in_states(query.states))
     if query.ids:
         select_jobs = select_jobs.where(jobs.c.id.in_(sorted(query.ids)))
     for column, value in ((jobs.c.project, query.project), (jobs.c.user, query.user), (jobs.c.cluster, query.cluster)):
@@ -279,14 +285,6 @@ def _chosen(tx: Transaction, query: Select[Any], selection: Selection) -> Select
     if selection.hides_archived:
         query = query.where(jobs.c.archived_at.is_(None))
     return query if selection.where is None else query.where(condition_in_sql(tx, selection.where))
-
-
-def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
-    labels_by_num: dict[int, dict[str, str]] = defaultdict(dict)
-    query = select(job_labels).where(job_labels.c.job_num.in_(nums)).order_by(job_labels.c.job_num, job_labels.c.key)
-    for row in tx.execute(query):
-        labels_by_num[row.job_num][row.key] = row.value
-    return labels_by_num
 
 
 def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:

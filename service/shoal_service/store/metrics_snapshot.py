@@ -19,7 +19,7 @@ from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
 from shoal_service.fleet_views import IslandRound, ProjectView
 from shoal_service.store import island_rounds, lease, queueing
-from shoal_service.store.database import Transaction, checkpoints, incidents, job_specs, jobs
+from shoal_service.store.database import NEWEST_SPEC, Transaction, checkpoints, in_states, incidents, job_specs, jobs
 from shoal_service.store.lease import Lease
 from shoal_service.store.records import read_document, read_spec_text, read_status
 from shoal_service.store.webhook_lanes import WebhookLag, read_lags
@@ -138,7 +138,7 @@ def _of_closed(*buckets: ColumnElement[Any]) -> Select[Any]:
 
 
 _BY_STATE = select(jobs.c.state, func.count()).group_by(jobs.c.state)
-_WITH_ATTEMPT = jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES))
+_WITH_ATTEMPT = in_states(ATTEMPT_STATES)
 _IS_OVER = or_(incidents.c.closed, not_(and_(_WITH_ATTEMPT, incidents.c.attempt == jobs.c.attempt)))
 """An incident is over when it is closed, and at the latest with its attempt."""
 _INCIDENTS = (
@@ -187,7 +187,7 @@ _LIVE = (
         job_specs.c.document.label("spec"),
         _NEWEST_CHECKPOINT.label("checkpoint"),
     )
-    .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
+    .join(job_specs, NEWEST_SPEC)
     .order_by(jobs.c.num)
 )
 _RUNNING = _LIVE.where(_WITH_ATTEMPT)

@@ -94,8 +94,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         data: content hash of the data that the checkpoint was made with; empty: it is not known.
     """
     job = load(tx, request.job, lock=True)
-    project = str(tx.execute(select(jobs.c.project).where(jobs.c.num == job.num)).scalar_one())
-    checkpoint = chosen(tx, request)
+    project, checkpoint = job.project, chosen(tx, request)
     of_name = (model_versions.c.project == project, model_versions.c.name == name)
     known = select(model_versions).where(
         *of_name, model_versions.c.job_id == job.id, model_versions.c.checkpoint == checkpoint.name
@@ -258,7 +257,7 @@ def _lineage_job(tx: Transaction, job_id: str) -> LineageJob:
     return LineageJob(
         job_id=job_id,
         name=job.name,
-        project=str(tx.execute(select(jobs.c.project).where(jobs.c.num == job.num)).scalar_one()),
+        project=job.project,
         spec_version=job.spec_version,
         spec_sha256=hashlib.sha256(document.encode()).hexdigest(),
         code=spec.program.words if spec.program is not None else spec.task,

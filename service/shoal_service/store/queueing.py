@@ -35,6 +35,7 @@ from shoal_service.store.database import (
     Transaction,
     growth_answers,
     in_projects,
+    in_states,
     jobs,
     projects,
     queue_places,
@@ -240,7 +241,7 @@ def _running() -> Any:
     return (
         select(*columns, growth_answers.c.spec_version.label("answered_version"), *GROWTH_COLUMNS)
         .outerjoin(growth_answers, growth_answers.c.job_num == jobs.c.num)
-        .where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
+        .where(in_states(ATTEMPT_STATES))
         .order_by(jobs.c.num)
     )
 
@@ -370,7 +371,7 @@ def _usage(tx: Transaction, query: Select[Any]) -> tuple[Counter[str], Counter[s
 def _usage_by(column: Column[str]) -> Select[Any]:
     return (
         select(column, jobs.c.state, func.count(), func.sum(jobs.c.granted_workers))
-        .where(jobs.c.state.in_(sorted(state.value for state in (JobState.QUEUED, *ATTEMPT_STATES))))
+        .where(in_states((JobState.QUEUED, *ATTEMPT_STATES)))
         .group_by(column, jobs.c.state)
     )
 

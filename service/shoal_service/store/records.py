@@ -18,7 +18,7 @@ from sqlalchemy import Row, bindparam, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
-from shoal_service.store.database import Transaction, growth_answers, job_specs, jobs, queue_places
+from shoal_service.store.database import NEWEST_SPEC, Transaction, growth_answers, job_specs, jobs, queue_places
 from shoal_service.store.errors import JobNotFound
 from shoal_service.views import GrowthAnswer, JobStatus, JobView, ListedJob, QueuePlace, WorkerView
 from shoal_workers.contract import JobSpec, JobState, ProfileRequest, UserFailure
@@ -67,6 +67,8 @@ class JobRecord(JobRow):
 
     num: int
     name: str
+    project: str
+    user: str
     spec_hash: str
     event_seq: int
     log_seq: int
@@ -137,7 +139,7 @@ def load_view(tx: Transaction, job_id: str) -> JobView:
     """Read the view of a job. Raises JobNotFound."""
     query = (
         select(jobs, job_specs.c.document, *PLACE_COLUMNS, *GROWTH_COLUMNS)
-        .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
+        .join(job_specs, NEWEST_SPEC)
         .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
         .outerjoin(growth_answers, growth_answers.c.job_num == jobs.c.num)
         .where(jobs.c.id == job_id)
@@ -315,6 +317,12 @@ def make_status(row: Row[Any]) -> JobStatus:
     if row.failure is not None:
         columns["failure"] = UserFailure.model_validate_json(row.failure)
     return read_status(row.status).model_copy(update=columns)
+
+
+def merge_patch(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Merge labels by JSON Merge Patch (RFC 7396) of one level: null removes a label."""
+    merged = {**before, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def parse_pins(document: str) -> tuple[str, ...]:

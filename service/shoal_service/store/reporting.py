@@ -204,7 +204,8 @@ def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
     """Stores the supervisor's status; False: the job cannot go to its state from the current one, so the state is not
     stored."""
     job, reported = edit.job, reports.status
-    num_incidents, steps_lost = _incident_totals(edit.tx, job.num) if reports.incidents else (0, 0)
+    totals = _TOTALS.where(incidents.c.job_num == job.num)
+    num_incidents, steps_lost = map(int, edit.tx.execute(totals).one()) if reports.incidents else (0, 0)
     edit.status = reported.model_copy(
         update={
             "observed_generation": max(reported.observed_generation, job.status.observed_generation),
@@ -281,12 +282,8 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     edit.move(standing, reason, message, attempt=job.attempt, step=done)
 
 
-def _incident_totals(tx: Transaction, job_num: int) -> tuple[int, int]:
-    query = select(func.count(), func.coalesce(func.sum(incidents.c.steps_lost), 0)).where(
-        incidents.c.job_num == job_num
-    )
-    count, lost = tx.execute(query).one()
-    return int(count), int(lost)
+_TOTALS = select(func.count(), func.coalesce(func.sum(incidents.c.steps_lost), 0))
+"""Incidents, and the steps that they have lost."""
 
 
 def _row(table: Table, job_num: int, view: IncidentView | CheckpointView) -> dict[str, Any]:

@@ -51,14 +51,12 @@ class Store:
     def close(self) -> None:
         self._database.close()
 
-    @contextmanager
-    def read(self) -> Iterator[Transaction]:
+    def read(self) -> AbstractContextManager[Transaction]:
         """Begin a transaction that reads.
 
         On SQLite it is a consistent view; on PostgreSQL each statement sees what was committed when it began.
         """
-        with self._database.read() as tx:
-            yield tx
+        return self._database.read()
 
     @contextmanager
     def write(self, epoch: int | None = None) -> Iterator[Transaction]:

@@ -24,7 +24,7 @@ from shoal_service.core.job_machine import ACTIVE, ATTEMPT_STATES
 from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.reports import StacksAnswer
 from shoal_service.store import reporting
-from shoal_service.store.database import Transaction, attempt_tokens, directives, jobs, profiles, upsert
+from shoal_service.store.database import Transaction, attempt_tokens, directives, in_states, jobs, profiles, upsert
 from shoal_service.store.edit import JobEdit, edit_job
 from shoal_service.store.errors import (
     AttemptTokenRefused,
@@ -201,11 +201,11 @@ def _verdict(job: JobRecord | None, token: Row[Any] | None, arrived: Arrived) ->
     return SupervisorReplaced(arrived.report.life, token.life) if arrived.report.life < token.life else None
 
 
-_STATES = sorted(state.value for state in ATTEMPT_STATES)
+_HAS_ATTEMPT = in_states(ATTEMPT_STATES)
 _OF_TOKEN = (
     select(jobs.c.id, jobs.c.attempt)
     .join(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
-    .where(attempt_tokens.c.hash == bindparam("hash"), jobs.c.state.in_(_STATES))
+    .where(attempt_tokens.c.hash == bindparam("hash"), _HAS_ATTEMPT)
 )
 _TOKENS_OF_JOBS = select(attempt_tokens).where(attempt_tokens.c.job_num.in_(bindparam("job_nums", expanding=True)))
 _REPORTED = (
@@ -216,19 +216,17 @@ _REPORTED = (
 _LINKS = (
     select(jobs.c.id, jobs.c.attempt, attempt_tokens.c.life, attempt_tokens.c.reported_at)
     .outerjoin(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
-    .where(jobs.c.state.in_(_STATES))
+    .where(_HAS_ATTEMPT)
 )
 _DIRECTIVE_NUMBERS = (
-    select(jobs.c.id, directives.c.number)
-    .join(directives, directives.c.job_num == jobs.c.num)
-    .where(jobs.c.state.in_(_STATES))
+    select(jobs.c.id, directives.c.number).join(directives, directives.c.job_num == jobs.c.num).where(_HAS_ATTEMPT)
 )
 _DIRECTIVE_OF_JOB = select(directives).where(directives.c.job_num == bindparam("job_num"))
 _DIRECTIVE = (
     select(directives.c.number, directives.c.body)
     .select_from(jobs)
     .outerjoin(directives, and_(directives.c.job_num == jobs.c.num, directives.c.attempt == jobs.c.attempt))
-    .where(jobs.c.id == bindparam("job_id"), jobs.c.attempt == bindparam("attempt"), jobs.c.state.in_(_STATES))
+    .where(jobs.c.id == bindparam("job_id"), jobs.c.attempt == bindparam("attempt"), _HAS_ATTEMPT)
 )
 _ANSWERED = update(directives).where(directives.c.job_num == bindparam("of_job")).values(stacks=bindparam("answer"))
 """Statements are built once: that takes as long as to run them."""

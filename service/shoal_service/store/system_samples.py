@@ -191,7 +191,8 @@ def read(
     """Reads one metric over time. `ranks`: only these; None means all. `after`: only later samples, finer if they are
     few. Raises JobNotFound."""
     job_num = read_job_num(tx, job_id)
-    first_at, last_at = _extent(tx, job_num)
+    extent = select(func.min(system_samples.c.at), func.max(system_samples.c.at))
+    first_at, last_at = tx.execute(extent.where(system_samples.c.job_num == job_num)).one()
     if first_at is None or last_at is None or last_at <= after:
         return SystemColumns(metric=metric)
     width = level_for(max(first_at, after), last_at)
@@ -229,12 +230,6 @@ def _roll_up(tx: Transaction, job_num: int, below: float, width: float, *, until
     documents = list(_documents(job_num, width, in_buckets((_row(row, "all") for row in tx.execute(query)), width)))
     upsert(tx, system_samples, documents)
     return bool(documents)
-
-
-def _extent(tx: Transaction, job_num: int) -> tuple[float | None, float | None]:
-    query = select(func.min(system_samples.c.at), func.max(system_samples.c.at))
-    first, last = tx.execute(query.where(system_samples.c.job_num == job_num)).one()
-    return first, last
 
 
 def _rows_after(tx: Transaction, job_num: int, coarsest: float, after: float, pick: Pick) -> Iterator[SystemRow]:
