@@ -99,7 +99,7 @@ def num_starts(actor_id: str) -> int:
     return int(info.num_restarts) + 1
 
 
-def node_of(actor_id: str) -> str:
+def find_node(actor_id: str) -> str:
     """The node of an actor that is alive; empty: it is not. Not from the thread of an event loop."""
     info = _read_actor(actor_id)
     if info is None or not ray_internals.is_alive_actor(info):
@@ -107,7 +107,7 @@ def node_of(actor_id: str) -> str:
     return str(info.address.node_id.hex())
 
 
-def ends_of(actor_id: str, last: int) -> tuple[ProcessEnd, ...]:
+def read_ends(actor_id: str, last: int) -> tuple[ProcessEnd, ...]:
     """How the last processes of an actor before its present one have ended, oldest first; fewer if the head does not
     know more. A supervisor that died again and again asks, to say why. Blocks for some seconds at most. Not from the
     thread of an event loop."""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, assert_never
 
-from shoal_service.clock import Clock, wait_for_any
+from shoal_service.clock import Clock, cancel_all, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.clusters.wire import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
@@ -372,7 +372,7 @@ class ControlLoop:
             return
         demand = find_demand(state, decisions)
         for name in self._reader.connected:
-            wanted = _of_nodes(demand.get(name, {}), self._clusters.joined[name].labels)
+            wanted = _remove_cluster_labels(demand.get(name, {}), self._clusters.joined[name].labels)
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
                 request = partial(self._clusters.of(name).request_room, tuple(wanted.items()))
@@ -494,12 +494,10 @@ class ControlLoop:
         self._moving.drop()
         tasks = [task for _, task in self._drivers.values()]
         self._drivers.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
 
-def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:
+def _remove_cluster_labels(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:
     """Removes the cluster's labels from the selector, because its nodes do not have them in Ray."""
     rooms = Counter[RoomKind]()
     for kind, workers in wanted.items():

@@ -69,7 +69,8 @@ class JoinedClusters:
     ) -> None:
         """`lease`: returns the lease of this process, None while it has none. Called from any thread."""
         self._store = store
-        self._own = own
+        self.own = own
+        """Name of the cluster of this service itself."""
         self._waits = waits or WaitTallies()
         for verb in VERBS.values():
             self._waits.expect(verb.kind, verb.limit_s)
@@ -78,31 +79,24 @@ class JoinedClusters:
         self._lock = threading.Lock()
         self._started: dict[str, JoinedCluster] = {}
         self._watchers: list[Callable[[str], None]] = []
-        self._joined: Mapping[str, ClusterMembership] = {}
+        self.joined: Mapping[str, ClusterMembership] = {}
+        """The clusters that have joined, the service's own first. Replaced as a whole. Read only."""
         self._is_closed = False
         self._replace({own: ClusterMembership(cluster=self._start(own))})
-
-    @property
-    def own(self) -> str:
-        return self._own
-
-    @property
-    def joined(self) -> Mapping[str, ClusterMembership]:
-        return self._joined
 
     def refresh(self) -> None:
         entries = self._store.reading(cluster_links.list_clusters)()
         with self._lock:
             if self._is_closed:
                 return
-        joined = {self._own: ClusterMembership(cluster=self._start(self._own))}
+        joined = {self.own: ClusterMembership(cluster=self._start(self.own))}
         for entry in entries:
             cluster = self._start(entry.name)
             joined[entry.name] = ClusterMembership(cluster=cluster, labels=entry.labels, cordon=entry.cordon)
         self._replace(joined)
 
     def of(self, name: str) -> JoinedCluster:
-        name = name or self._own
+        name = name or self.own
         with self._lock:
             return self._started.get(name) or self._make(name)  # one that is not started answers no call
 
@@ -134,7 +128,7 @@ class JoinedClusters:
         """Set what has joined, and close the clusters that are no longer among it."""
         with self._lock:
             gone = [self._started.pop(name) for name in [*self._started] if name not in joined]
-            self._joined = joined
+            self.joined = joined
         for cluster in gone:
             cluster.close()
 

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 import httpx
 from pydantic_core import to_json
 
-from shoal_service.clock import Clock, wait_for_any
+from shoal_service.clock import Clock, cancel_all, wait_for_any
 from shoal_service.control.background_calls import Threads
 from shoal_service.core.events import Severity, WebhookGaveUp
 from shoal_service.core.webhooks import (
@@ -89,17 +89,16 @@ def check_webhooks(spec: JobSpec, rules: WebhookRules) -> None:
         SpecError: a hook names events that no release of this version has, an address or a secret that the rules
             refuse, or needs apprise, which is not installed.
     """
-    problems = []
+    problems: list[SpecProblem] = []
     for number, hook in enumerate(spec.webhooks):
-        if unknown := unknown_patterns(hook.events):
-            message = f"no event has the type {', '.join(unknown)}."
-            problems.append(SpecProblem(path=f"webhooks.{number}.events", message=message))
-        if message := rules.refusal_of_receiver(hook):
-            problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{message}."))
-        if message := rules.refusal_of_secret(hook, spec.project):
-            problems.append(SpecProblem(path=f"webhooks.{number}.secret", message=message))
-        if hook.is_apprise and not is_installed():
-            problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{MISSING}."))
+        unknown, refusal = unknown_patterns(hook.events), rules.refusal_of_receiver(hook)
+        messages = (
+            ("events", f"no event has the type {', '.join(unknown)}." if unknown else ""),
+            ("url", f"{refusal}." if refusal else ""),
+            ("secret", rules.refusal_of_secret(hook, spec.project)),
+            ("url", f"{MISSING}." if hook.is_apprise and not is_installed() else ""),
+        )
+        problems += [SpecProblem(path=f"webhooks.{number}.{key}", message=text) for key, text in messages if text]
     if problems:
         raise SpecError(tuple(problems))
 
@@ -239,9 +238,7 @@ class WebhookDelivery:
         self._tasks.clear()
         self._waiting.clear()
         self._passed.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
     async def _wait(self, stop: asyncio.Event) -> None:
         """Wait until something has changed or an attempt is due; after a moment it returns in any case."""
@@ -328,7 +325,7 @@ class LaneDelivery:
             NotOwner, LeaseLost, StoreUnavailable
         """
         job = await self._job(lane.job_id)
-        hook = self._by_name.get(lane.hook) or _of_spec(job, lane.hook)
+        hook = self._by_name.get(lane.hook) or _find_spec_hook(job, lane.hook)
         patterns = hook.events if hook is not None else ()
         seen = max(lane.seq, passed or 0)
         while events := await self._threads(
@@ -368,8 +365,8 @@ class LaneDelivery:
             url = await self._threads(self._config.secrets.url, hook.secret)
             return await self._notifier.send(url, event, job)
         key = await self._threads(self._config.secrets.key, hook.secret)
-        body = body_of(event, job)
-        headers = headers_of(message_id(job.id, event.seq), body, key, self._clock.time())
+        body = make_body(event, job)
+        headers = make_headers(message_id(job.id, event.seq), body, key, self._clock.time())
         sender = self._sender if is_of_service else self._sender_of_specs
         return await sender.post(hook.url, headers, body)
 
@@ -429,7 +426,7 @@ def _gave_up(hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: 
     )
 
 
-def _of_spec(job: _Job, hook: str) -> WebhookSpec | None:
+def _find_spec_hook(job: _Job, hook: str) -> WebhookSpec | None:
     """A hook of a spec; None for a hook of the settings that was removed, or a spec that cannot be read any more."""
     number = int(hook.removeprefix(JOB)) if hook.startswith(JOB) else len(job.hooks)
     return job.hooks[number] if number < len(job.hooks) else None
@@ -456,13 +453,13 @@ def message_id(job_id: str, seq: int) -> str:
     return f"{job_id}_{seq}"
 
 
-def body_of(event: EventView, job: JobFacts) -> bytes:
+def make_body(event: EventView, job: JobFacts) -> bytes:
     """The event as `GET /v1/jobs/{id}/events` shows it, with its id and its job; JSON in UTF-8."""
     shown = event.model_dump(mode="json")
     return to_json({"id": message_id(job.id, event.seq), "job": asdict(job), **shown}, inf_nan_mode="null")
 
 
-def headers_of(identifier: str, body: bytes, key: bytes, now: float) -> Mapping[str, str]:
+def make_headers(identifier: str, body: bytes, key: bytes, now: float) -> Mapping[str, str]:
     """The headers of an attempt at `now`, as Standard Webhooks (www.standardwebhooks.com) defines them.
 
     webhook-id: job-7h2k9m4x1q0p_17           the same in every attempt, and for every hook

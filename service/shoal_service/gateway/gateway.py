@@ -36,6 +36,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 from pydantic_core import to_json
 
+from shoal_service.clock import cancel_all
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.verbs import VERBS, Verb
 from shoal_service.clusters.wire import (
@@ -160,9 +161,7 @@ class Gateway:
                 if loop.done():
                     loop.result()
         finally:
-            for task in (stopping, *loops):
-                task.cancel()
-            await asyncio.gather(stopping, *loops, return_exceptions=True)
+            await cancel_all([stopping, *loops])
             await self._send_last_report()
 
     # --- what it sees

@@ -51,7 +51,7 @@ from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessE
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies import CodePackage, StoredConfig, drop_unheld, version_of
+from shoal_service.supervisor.copies import CodePackage, StoredConfig, drop_unheld, hash_archive
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
 from shoal_service.supervisor.workers.processes import (
     RESERVED_S,
@@ -284,7 +284,7 @@ class RayCluster:
         try:
             nodes = gcs.nodes()  # first: Ray's own calls wait for a head that is away
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
-            node_id = gcs.node_of(actor_id(actor))
+            node_id = gcs.find_node(actor_id(actor))
             node = next((node for node in nodes if node.node_id == node_id and node.is_alive), None)
             if node is None or answers(node.ip, node.raylet_port, within_s=reachability.THRESHOLD_S):
                 return ""
@@ -313,7 +313,7 @@ class RayCluster:
             old = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
             return  # an earlier call was interrupted after the kill
-        if not on_node or gcs.node_of(actor_id(old)) == on_node:
+        if not on_node or gcs.find_node(actor_id(old)) == on_node:
             ray.kill(old, no_restart=True)
             _wait_until_free(name)
 
@@ -331,7 +331,7 @@ class RayCluster:
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
         except ValueError:
             return ()
-        return gcs.ends_of(actor_id(actor), MAX_UNRECORDED_STARTS)
+        return gcs.read_ends(actor_id(actor), MAX_UNRECORDED_STARTS)
 
     def reap(self, job_id: str, attempt: int) -> int:
         """The supervisor is killed first, so that it does not replace the workers. Workers are asked to remove their
@@ -420,7 +420,7 @@ class RayCluster:
         return uri if _make_package(job_id, attempt, uri).hold() else ""
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
-        uri = package_uri(version_of(archive))
+        uri = package_uri(hash_archive(archive))
         _make_package(job_id, attempt, uri).store(archive)
         return uri
 

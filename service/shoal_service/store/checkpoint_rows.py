@@ -146,7 +146,7 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
     if deleting:
         raise SpecError.at("continue_from.job", f"continue_from.job: job {wanted.job} is being deleted.")
     if spec.script is not None:
-        return spec.model_copy(update={"continue_from": _files_of(tx, wanted)})
+        return spec.model_copy(update={"continue_from": _choose_files(tx, wanted)})
     committed = read_committed(tx, wanted.job)
     try:
         chosen = choose(wanted, committed, spec.stop)
@@ -156,7 +156,7 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"continue_from": wanted.model_copy(update=update)})
 
 
-def _files_of(tx: Transaction, wanted: ContinueFrom) -> ContinueFrom:
+def _choose_files(tx: Transaction, wanted: ContinueFrom) -> ContinueFrom:
     """The files that a script has left. Raises SpecError."""
     job = load(tx, wanted.job)
     spec = load_spec(tx, job.num, job.spec_version)

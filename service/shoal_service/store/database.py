@@ -208,8 +208,8 @@ class Database:
             try:
                 if self._announced is None:
                     self._announced = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-                    return bool(self._announced.execute(_TRY_LOCK, {"key": _key_of(name)}).scalar_one())
-                return bool(self._announced.execute(_HOLDS_LOCK, _parts_of(name)).scalar_one())
+                    return bool(self._announced.execute(_TRY_LOCK, {"key": _make_lock_key(name)}).scalar_one())
+                return bool(self._announced.execute(_HOLDS_LOCK, _make_lock_parts(name)).scalar_one())
             except (OperationalError, InterfaceError, SqlTimeoutError):
                 self._withdraw()
                 return False
@@ -219,7 +219,7 @@ class Database:
         if self.is_sqlite:
             return True
         with self.read() as tx:
-            return bool(tx.execute(_IS_LOCKED, _parts_of(name)).scalar_one())
+            return bool(tx.execute(_IS_LOCKED, _make_lock_parts(name)).scalar_one())
 
     def withdraw(self) -> None:
         """Undoes `announce`."""
@@ -274,14 +274,14 @@ _HOLDS_LOCK = text(_LOCKED.format(more=" AND pid = pg_backend_pid()"))
 _TRY_LOCK = text("SELECT pg_try_advisory_lock(:key)")
 
 
-def _key_of(name: str) -> int:
+def _make_lock_key(name: str) -> int:
     """The name as a signed number of 64 bits."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
 
 
-def _parts_of(name: str) -> dict[str, int]:
+def _make_lock_parts(name: str) -> dict[str, int]:
     """The two halves of the key, as PostgreSQL shows them."""
-    high, low = divmod(_key_of(name) % (1 << 64), 1 << 32)
+    high, low = divmod(_make_lock_key(name) % (1 << 64), 1 << 32)
     return {"high": high, "low": low}
 
 

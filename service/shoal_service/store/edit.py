@@ -229,12 +229,12 @@ def save_all(tx: Transaction, edits: Sequence[JobEdit]) -> list[bool]:
     written = [edit.written() for edit in edits]
     changes = [edit for edit in written if edit is not None]
     curves.store_samples(tx, [change.sample for change in changes if change.sample is not None])
-    for columns, same in groupby(sorted(changes, key=_columns_of), key=_columns_of):
+    for columns, same in groupby(sorted(changes, key=_column_names), key=_column_names):
         tx.execute(_update(columns), [edit.columns for edit in same])
     return [edit is not None for edit in written]
 
 
-def _columns_of(change: _Written) -> tuple[str, ...]:
+def _column_names(change: _Written) -> tuple[str, ...]:
     return tuple(sorted(change.columns))
 
 

@@ -133,7 +133,7 @@ def _histogram(values: Sequence[Any]) -> Histogram:
     return Histogram(tuple(int(n) for n in under), int(count), float(total))
 
 
-def _of_closed(*buckets: ColumnElement[Any]) -> Select[Any]:
+def _select_closed(*buckets: ColumnElement[Any]) -> Select[Any]:
     return select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
 
 
@@ -152,9 +152,9 @@ _QUEUED_SINCE = (
     .group_by(jobs.c.project)
 )
 _PHASES = [incidents.c[f"{phase.value}_s"] for phase in RecoveryPhase]
-_RECOVERIES = _of_closed(*(part for phase in _PHASES for part in _buckets(phase, RECOVERY_SECONDS)))
-_STEPS_LOST = _of_closed(*_buckets(incidents.c.steps_lost, INCIDENT_STEPS_LOST))
-_BYTES_MOVED = _of_closed(*_buckets(incidents.c.bytes_moved, INCIDENT_BYTES_MOVED))
+_RECOVERIES = _select_closed(*(part for phase in _PHASES for part in _buckets(phase, RECOVERY_SECONDS)))
+_STEPS_LOST = _select_closed(*_buckets(incidents.c.steps_lost, INCIDENT_STEPS_LOST))
+_BYTES_MOVED = _select_closed(*_buckets(incidents.c.bytes_moved, INCIDENT_BYTES_MOVED))
 _CHECKPOINTS = select(*_buckets(checkpoints.c.seconds, CHECKPOINT_SECONDS)).where(
     checkpoints.c.committed_at.is_not(None)
 )

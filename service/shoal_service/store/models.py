@@ -112,7 +112,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         step=checkpoint.step,
         url=checkpoint.url,
         bytes=checkpoint.bytes,
-        metrics=_metrics_of(tx, job.num, checkpoint),
+        metrics=_read_metrics(tx, job.num, checkpoint),
         registered_at=now,
         registered_by=by[:200],
         description=request.description,
@@ -237,7 +237,7 @@ def _shown(chain: Sequence[LineageJob], visible: Visible) -> tuple[LineageJob, .
     return tuple(chain)
 
 
-def _metrics_of(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> dict[str, float]:
+def _read_metrics(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> dict[str, float]:
     """What was measured at the step of the checkpoint; of a step that was done again, the last time."""
     row = tx.execute(select(series).where(series.c.job_num == job_num, series.c.step == checkpoint.step)).first()
     metrics: dict[str, float | None] = {}
@@ -262,13 +262,13 @@ def _lineage_job(tx: Transaction, job_id: str) -> LineageJob:
         spec_sha256=hashlib.sha256(document.encode()).hexdigest(),
         code=spec.program.words if spec.program is not None else spec.task,
         code_sha256=spec.code.archive or "",
-        data_source=_source_of(spec.data),
-        data=_data_of(tx, job.num),
-        parent=_parent_of(spec),
+        data_source=_describe_source(spec.data),
+        data=_read_data_position(tx, job.num),
+        parent=_find_parent(spec),
     )
 
 
-def _parent_of(spec: JobSpec) -> LineageParent | None:
+def _find_parent(spec: JobSpec) -> LineageParent | None:
     origin = spec.continue_from
     if origin is not None:
         return LineageParent(
@@ -277,7 +277,7 @@ def _parent_of(spec: JobSpec) -> LineageParent | None:
     return LineageParent(url=spec.init_from) if spec.init_from is not None else None
 
 
-def _source_of(data: Mapping[str, Any]) -> str:
+def _describe_source(data: Mapping[str, Any]) -> str:
     """Where the data are, in words; empty: the task decides it."""
     if isinstance(corpus := data.get("corpus"), str):
         return f"corpus {corpus}"
@@ -287,7 +287,7 @@ def _source_of(data: Mapping[str, Any]) -> str:
     return ", ".join([*(str(source)[:200] for source in named[:_MAX_SOURCES]), *more])
 
 
-def _data_of(tx: Transaction, job_num: int) -> str:
+def _read_data_position(tx: Transaction, job_num: int) -> str:
     """The content hash that the newest change of the data has reported; empty if the data has never changed."""
     changed = select(events.c.data).where(events.c.job_num == job_num, events.c.type == GenerationData.type)
     document = tx.execute(changed.order_by(events.c.seq.desc()).limit(1)).scalar_one_or_none()

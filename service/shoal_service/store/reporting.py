@@ -33,7 +33,7 @@ from shoal_service.store.records import JobRecord, load, load_spec, read_documen
 from shoal_service.store.sweep_jobs import PRUNED, explain_pruning
 from shoal_service.telemetry.catalogue import Exemplar, StepTimes
 from shoal_service.views import CheckpointState, CheckpointView, IncidentView
-from shoal_workers.contract import ANY_CLUSTER, EndReason, IncidentCause
+from shoal_workers.contract import ANY_CLUSTER, EndReason
 
 MAX_TRACEBACK_CHARS = 65_536
 
@@ -100,7 +100,17 @@ def _note(tx: Transaction, incoming: Incoming, dropped: Sequence[DropReason], *,
     job_id, reports = incoming.job.id, incoming.reports
     tx.count(*dropped)
     if not dropped:
-        tx.show(_exemplars_of(job_id, reports))
+        tx.show(
+            {
+                incident.cause: Exemplar(
+                    {"job_id": job_id, "incident": f"{reports.attempt}.{incident.id}"},
+                    incident.recovery_s,
+                    incident.at + incident.recovery_s,
+                )
+                for incident in reports.incidents
+                if incident.closed and incident.recovery_s is not None
+            }
+        )
     if changed or reports.stacks is not None:
         tx.publish(job_id, is_request=reports.end is not None or reports.stacks is not None)
 
@@ -127,19 +137,6 @@ def _store_series(tx: Transaction, incoming: Sequence[Incoming]) -> None:
             extents.append(curves.Extent(report.job.num, min(steps), max(steps)))
     upsert(tx, series, rows)
     curves.roll_up(tx, extents)
-
-
-def _exemplars_of(job_id: str, reports: SupervisorReports) -> dict[IncidentCause, Exemplar]:
-    """The newest closed incident of each cause in the reports, as an exemplar of the recovery times."""
-    return {
-        incident.cause: Exemplar(
-            {"job_id": job_id, "incident": f"{reports.attempt}.{incident.id}"},
-            incident.recovery_s,
-            incident.at + incident.recovery_s,
-        )
-        for incident in reports.incidents
-        if incident.closed and incident.recovery_s is not None
-    }
 
 
 def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:

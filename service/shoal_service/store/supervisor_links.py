@@ -250,7 +250,7 @@ def create(tx: Transaction, job_id: str, body: ProfileBody, *, now: float) -> Pr
             end_open(edit, f"no answer within {UNANSWERED_S:g} s")
         newest = tx.execute(select(func.max(profiles.c.number)).where(profiles.c.job_num == job.num)).scalar_one()
         request = ProfileRequest(number=(newest or 0) + 1, rank=body.rank, steps=body.steps, requested_at=now)
-        view = _of_request(edit, request)
+        view = _make_request_view(edit, request)
         _write(tx, job.num, view)
         old = profiles.c.number <= request.number - KEPT_PROFILES
         tx.execute(delete(profiles).where(profiles.c.job_num == job.num, old))
@@ -292,7 +292,7 @@ def end(edit: JobEdit, item: Profiled) -> None:
         "overlaps": item.overlaps,
         "held_s": item.held_s,
     }
-    view = _of_request(edit, request).model_copy(update=ended)
+    view = _make_request_view(edit, request).model_copy(update=ended)
     _write(edit.tx, edit.job.num, view)
     edit.set(profile="")
     edit.job = replace(edit.job, profile=None)
@@ -318,7 +318,7 @@ def end_open(edit: JobEdit, reason: str) -> None:
         end(edit, Profiled(generation=0, number=request.number, rank=request.rank, error=reason))
 
 
-def _of_request(edit: JobEdit, request: ProfileRequest) -> ProfileView:
+def _make_request_view(edit: JobEdit, request: ProfileRequest) -> ProfileView:
     return ProfileView(
         number=request.number,
         state=ProfileState.REQUESTED,

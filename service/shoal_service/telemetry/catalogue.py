@@ -133,7 +133,7 @@ class Histogram:
     total: float
 
     @classmethod
-    def of_buckets(cls, counts: tuple[int, ...], total: float) -> Histogram:
+    def from_buckets(cls, counts: tuple[int, ...], total: float) -> Histogram:
         """`counts`: number of observations in each bucket; the last bucket is above all bounds."""
         *sums, count = accumulate(counts)
         return cls(tuple(sums), count, total)
@@ -318,7 +318,7 @@ OF_JOBS: tuple[Metric, ...] = (
         "Seconds of the steps that a job has computed in all its attempts, repeated ones included.",
         _JOB,
         STEP_BOUNDS_S,
-        of_job=lambda job: Histogram.of_buckets(job.step_times.counts, job.step_times.total_s),
+        of_job=lambda job: Histogram.from_buckets(job.step_times.counts, job.step_times.total_s),
     ),
     _gauge(
         "shoal_job_communication_ratio",

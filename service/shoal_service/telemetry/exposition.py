@@ -621,7 +621,7 @@ def _nothing(metric: Metric) -> Histogram:
 
 
 def _nodes_by_state(view: ClusterView) -> dict[Labels, Value]:
-    counts = Counter((node.cluster, _state_of(node)) for node in view.nodes)
+    counts = Counter((node.cluster, _find_state(node)) for node in view.nodes)
     connected = [cluster.name for cluster in view.clusters if cluster.connected]
     return {(name, state): counts[name, state] for name in connected for state in NODE_STATES}
 
@@ -636,7 +636,7 @@ def _by_resource(view: ClusterView, amount: str) -> dict[Labels, Value]:
     }
 
 
-def _state_of(node: NodeView) -> str:
+def _find_state(node: NodeView) -> str:
     """The state of a node, one of NODE_STATES."""
     if not node.alive:
         return "dead"
