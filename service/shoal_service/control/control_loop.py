@@ -125,7 +125,7 @@ class ControlLoop:
         self._writer, self._links = DecisionWriter(store, clusters.own), SupervisorLinks(store, clock)
         self._pruner = Pruner(store)
         self._island_threads = Threads(_ISLAND_THREADS, "islands")
-        self._leftovers = OrphanReaper(store, clusters)
+        self._orphan_reaper = OrphanReaper(store, clusters)
         self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url, policy)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
@@ -288,8 +288,8 @@ class ControlLoop:
 
     def _look_after(self, cluster: str, lease: Lease) -> None:
         """Begin what a cluster needs besides its jobs: the end of leftovers, and tests of suspected nodes."""
-        if keys := self._leftovers.of(self._reader.attempts(cluster), self._drivers):
-            self._calls.begin(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
+        if keys := self._orphan_reaper.find(self._reader.attempts(cluster), self._drivers):
+            self._calls.begin(cluster, "end leftovers", lambda: self._orphan_reaper.end(cluster, keys))
         nodes = self._reader.nodes_of(cluster)
         if any(node.suspected for node in nodes):
             tester = self._clusters.of(cluster)
@@ -339,7 +339,7 @@ class ControlLoop:
         decisions = await asyncio.to_thread(paused_collector()(self._policy), state, now)
         self._times.decisions.observe(self._clock.monotonic() - mono)
         by_id = {row.id: row for row in rows}
-        changes = changes_of(decisions)
+        changes = select_changes(decisions)
         await self._writer.write(changes, by_id, epoch=lease.epoch, now=now)
         self._decided_for, self._decided_mono = (None if changes else standing), mono
         places = self._predict_freed_nodes(changes, by_id) if changes else {}
@@ -548,7 +548,7 @@ class DecisionWriter:
         """Store why jobs wait, and why running ones get no more. Called after `write`, and after supervisors were
         informed: they must not wait for explanations."""
         await self._explain_waits([decision for decision in decisions if isinstance(decision, Wait)], epoch, now)
-        await self._explain_growth(state, changes_of(decisions), rows, epoch, now)
+        await self._explain_growth(state, select_changes(decisions), rows, epoch, now)
 
     def _change(self, change: Change, row: DriveRow, epoch: int, now: float) -> None:
         with self._store.write(epoch) as tx:
@@ -593,7 +593,7 @@ class DecisionWriter:
         return not changes.num_left
 
 
-def changes_of(decisions: Sequence[Decision]) -> list[Change]:
+def select_changes(decisions: Sequence[Decision]) -> list[Change]:
     """The decisions that change something, without the jobs that wait."""
     return [decision for decision in decisions if not isinstance(decision, Wait)]
 

@@ -574,14 +574,14 @@ class OrphanReaper:
         self._kept: set[AttemptKey] = set()
         """Attempts of jobs that this store does not have, or cannot read."""
 
-    def of(self, state_found: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
-        """The attempts of `found` that may be over.
+    def find(self, present: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
+        """Return the attempts that may be over.
 
         Args:
-            found: attempts with actors in a cluster.
+            present: attempts with actors in a cluster.
             driven: attempts with a driver, which ends their actors itself.
         """
-        return sorted({*state_found} - {*driven} - self._kept)
+        return sorted({*present} - {*driven} - self._kept)
 
     async def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
         """Ends the attempts that are over, in this cluster. Raises ClusterUnreachable."""

@@ -345,7 +345,7 @@ class LaneDelivery:
 
     async def _attempt(self, hook: WebhookSpec, lane: Lane, event: EventView, job: JobFacts, epoch: int) -> str:
         """Make one attempt. Return why the receiver has not accepted the event; empty if it has."""
-        async with self._slots.one(hook.receiver, has_failed=lane.retries.num_failed > 0):
+        async with self._slots.take(hook.receiver, has_failed=lane.retries.num_failed > 0):
             if not self._owns(epoch):  # the lease may have ended during the wait for a slot
                 raise NotOwner
             began_mono = self._clock.monotonic()
@@ -560,7 +560,7 @@ class Slots:
         """Receivers with attempts now."""
 
     @asynccontextmanager
-    async def one(self, receiver: str, *, has_failed: bool) -> AsyncIterator[None]:
+    async def take(self, receiver: str, *, has_failed: bool) -> AsyncIterator[None]:
         """Take a slot. It waits for a slot of the receiver first, so that attempts that wait for the receiver take no
         other slot."""
         of_receiver = self._receivers.get(receiver)

@@ -128,10 +128,6 @@ class RayCluster:
     def disconnect(self) -> None:
         ray.shutdown()
 
-    @property
-    def connected(self) -> bool:
-        return bool(ray.is_initialized())
-
     def snapshot(self) -> ClusterSnapshot:
         """Reads the cluster. Blocks for some seconds at most; if the head dies during the call, until it is back."""
         if not ray.is_initialized():

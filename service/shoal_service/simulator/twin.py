@@ -13,6 +13,9 @@ kind; what depends on the size of the job does not come from the sample but from
     layouts, step times      `find_layout` is asked about the nodes of the job
     costs                    by the GPUs of the group
     timeouts                 longer by what the machine would add for the job's workers
+
+The file is long because the twin is one thing: what each command and each failure does changes the same heap, the same
+sample of nodes and the same account of time.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ wait in a queue before the database. SQLite's own busy handler is unfair: it pol
 
 The tables use only types that SQLite and PostgreSQL share: JSON is text, times are seconds since the epoch. All rows of
 a job refer to `jobs.num`, a small integer that also orders the list of jobs (newest first) without ties. Events, logs
-and series are keyed by (job_num, number), so that the rows of one job are adjacent.
+and series are keyed by (job_num, number), so that the rows of one job are adjacent. More than half of this file are
+these tables: every module of the store takes its transaction and its tables from one place.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Transaction:
         """Counts for `DatabaseTallies.counts`, after the commit."""
         self._after_commit += [partial(_count, kind) for kind in kinds]
 
-    def show(self, exemplars: Mapping[IncidentCause, Exemplar]) -> None:
+    def keep_exemplars(self, exemplars: Mapping[IncidentCause, Exemplar]) -> None:
         """Keeps an exemplar for `DatabaseTallies.exemplars`, after the commit."""
         self._after_commit.append(lambda tallies: tallies.exemplars.update(exemplars))
 
@@ -176,8 +177,8 @@ class Database:
         self._failing: tuple[float, str] | None = None
         """Monotonic time and message of the first write that failed since the last one that did not."""
         event.listen(self._engine, "after_cursor_execute", self._executed)
-        self._announced: Connection | None = None
-        self._announcing = threading.Lock()
+        self._presence: Connection | None = None
+        self._presence_lock = threading.RLock()
         self._queue: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @contextmanager
@@ -199,42 +200,39 @@ class Database:
             raise
         self._failing = None
 
-    def announce(self, name: str) -> bool:
-        """Lets other processes see that this one lives, by a lock that PostgreSQL keeps as long as the connection does.
-        Repeat it: the connection may have broken. False: the database cannot do that (SQLite), or does not now."""
+    def hold_presence(self, name: str) -> bool:
+        """Let other processes see that this one lives, by a lock that PostgreSQL keeps as long as the connection does.
+        Repeat it: the connection may have broken. Return False if the database cannot do that (SQLite), or not now."""
         if self.is_sqlite:
             return False
-        with self._announcing:
+        with self._presence_lock:
             try:
-                if self._announced is None:
-                    self._announced = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-                    return bool(self._announced.execute(_TRY_LOCK, {"key": _make_lock_key(name)}).scalar_one())
-                return bool(self._announced.execute(_HOLDS_LOCK, _make_lock_parts(name)).scalar_one())
+                if self._presence is None:
+                    self._presence = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                    return bool(self._presence.execute(_TRY_LOCK, {"key": _make_lock_key(name)}).scalar_one())
+                return bool(self._presence.execute(_HOLDS_LOCK, _make_lock_parts(name)).scalar_one())
             except (OperationalError, InterfaceError, SqlTimeoutError):
-                self._withdraw()
+                self.release_presence()
                 return False
 
-    def is_announced(self, name: str) -> bool:
-        """Return whether a process of that name lives; always True on SQLite, which cannot know."""
+    def is_present(self, name: str) -> bool:
+        """Return True if a process of that name lives; always on SQLite, which cannot know."""
         if self.is_sqlite:
             return True
         with self.read() as tx:
             return bool(tx.execute(_IS_LOCKED, _make_lock_parts(name)).scalar_one())
 
-    def withdraw(self) -> None:
-        """Undoes `announce`."""
-        with self._announcing:
-            self._withdraw()
+    def release_presence(self) -> None:
+        """Undo `hold_presence`."""
+        with self._presence_lock:
+            if self._presence is not None:
+                self._presence.invalidate()  # not back into the pool: the lock is the connection's
+                self._presence.close()
+                self._presence = None
 
     def close(self) -> None:
-        self.withdraw()
+        self.release_presence()
         self._engine.dispose()
-
-    def _withdraw(self) -> None:
-        if self._announced is not None:
-            self._announced.invalidate()  # not back into the pool: the lock is the connection's
-            self._announced.close()
-            self._announced = None
 
     def _unwritten(self) -> str:
         if (failing := self._failing) is None:
@@ -792,7 +790,7 @@ lease = Table(
     Column("owner", String(255), nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("expires_at", Double, nullable=False),
-    Column("session_owner", String(255), nullable=False, server_default=""),  # the owner that Database.announce knows
+    Column("session_owner", String(255), nullable=False, server_default=""),  # it holds Database.hold_presence
 )
 
 

@@ -42,15 +42,13 @@ from shoal_service.store.database import (
     jobs,
     json_text,
     json_type,
-    queue_places,
     series,
 )
-from shoal_service.store.records import parse_fields
+from shoal_service.store.records import QUEUE_POSITION, parse_fields
 from shoal_workers.contract import EndReason
 
 _Sql = ColumnElement[Any]
 _SPEC = select(job_specs.c.document).where(NEWEST_SPEC).correlate(jobs).scalar_subquery()
-_QUEUE = select(queue_places.c.position).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
 _REFUSED = frozenset({"loss", "grad_norm"})
 """Columns of which one is not finite in the step at which a job stops for that reason; the step has no row."""
 _DOCUMENTS: Mapping[Source, _Sql] = {Source.STATUS: jobs.c.status, Source.SETTING: _SPEC}
@@ -88,7 +86,9 @@ def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) 
         return {num: {} for num in nums}
     labels, values_by_num = read_labels(tx, nums), {}
     over_steps = [_Values(tx).over_steps(field).label(field.name) for field in columns if field.source is Source.SERIES]
-    query = select(jobs, _SPEC.label("spec"), _QUEUE.label("queue_position"), *over_steps).where(jobs.c.num.in_(nums))
+    query = select(jobs, _SPEC.label("spec"), QUEUE_POSITION.label("queue_position"), *over_steps).where(
+        jobs.c.num.in_(nums)
+    )
     for row in tx.execute(query):
         job = JobDocuments(
             columns=dict(row._mapping),
@@ -202,7 +202,7 @@ class _Values:
             case Source.COLUMN:
                 return jobs.c[field.path[0]]
             case Source.QUEUE:
-                return _QUEUE
+                return QUEUE_POSITION
             case Source.SERIES:
                 return self.over_steps(field)
             case Source.LABEL:

@@ -63,12 +63,8 @@ _SEARCHED = (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)
 _MAX_CURVE = 32
 """Number of points of the small curve of a job."""
 _CATEGORIES = frozenset(category.value for category in Category)
-_COLUMNS = (
-    *(jobs.c[name] for name in ("num", "id", "name", "state", "project", "user", "cluster", "priority")),
-    *(jobs.c[name] for name in ("granted_workers", "created_at", "updated_at", "started_at", "ended_at", "status")),
-    queue_places.c.position.label("queue_position"),
-    queue_places.c.reason.label("waits"),
-)
+_WAITS = select(queue_places.c.reason).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
+_FLEET_COLUMNS = (*SUMMARY_COLUMNS, jobs.c.started_at, jobs.c.ended_at, _WAITS.label("waits"))
 _JobPage = Page[JobSummary]
 _ALL = Selection()
 _USUAL_LIMIT = 50
@@ -186,8 +182,7 @@ def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
 
 def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
     """The same page without small curves, by the number of the job."""
-    rows_of = _filtered(tx, select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
-    rows = tx.execute(_part(tx, rows_of, query)).all()
+    rows = tx.execute(_part(tx, _filtered(tx, select(*_FLEET_COLUMNS), query), query)).all()
     page_nums = [row.num for row in rows]
     labels, values = read_labels(tx, page_nums), read_values(tx, page_nums, query.selection.columns)
     return {row.num: _fleet_job(row, labels[row.num], values[row.num]) for row in rows}

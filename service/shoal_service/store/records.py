@@ -244,13 +244,13 @@ def make_etag(job_id: str, spec_version: int) -> str:
     return f"{job_id}-v{spec_version}"
 
 
+QUEUE_POSITION = (
+    select(queue_places.c.position).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
+)
 SUMMARY_COLUMNS = (
     *(jobs.c[name] for name in ("num", "id", "name", "state", "project", "user", "cluster", "priority")),
     *(jobs.c[name] for name in ("granted_workers", "created_at", "updated_at", "status")),
-    select(queue_places.c.position)
-    .where(queue_places.c.job_num == jobs.c.num)
-    .scalar_subquery()
-    .label("queue_position"),
+    QUEUE_POSITION.label("queue_position"),
 )
 
 

@@ -100,7 +100,7 @@ def _note(tx: Transaction, incoming: Incoming, dropped: Sequence[DropReason], *,
     job_id, reports = incoming.job.id, incoming.reports
     tx.count(*dropped)
     if not dropped:
-        tx.show(
+        tx.keep_exemplars(
             {
                 incident.cause: Exemplar(
                     {"job_id": job_id, "incident": f"{reports.attempt}.{incident.id}"},
