@@ -28,7 +28,7 @@ from sqlalchemy import func, select
 from shoal_service.core.system_metrics import LEVELS, MAX_BUCKETS, SystemMetric, SystemSample
 from shoal_service.store import Store, submissions, system_samples
 from shoal_service.store.database import system_samples as table
-from shoal_service.store.records import num_of
+from shoal_service.store.records import read_job_num
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.collectives import waited_s
@@ -84,7 +84,7 @@ def _stored(database: str, num_ranks: int, num_samples: int) -> dict[str, float]
     job = store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)[0]
     took, cpu = [], []
     with store.read() as tx:
-        job_num = num_of(tx, job.id)
+        job_num = read_job_num(tx, job.id)
     for number in range(num_samples):
         values = {metric.value: tuple(draw.random() for _ in range(num_ranks)) for metric in SystemMetric}
         sample = SystemSample(at=1e6 + 10.0 * number, generation=1, values=values)

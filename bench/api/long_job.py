@@ -34,7 +34,7 @@ from shoal_service.reports import PendingEvent
 from shoal_service.store import Store
 from shoal_service.store.curves import FACTOR, WIDTHS, thin_steps
 from shoal_service.store.database import Transaction, jobs, series, series_rollups
-from shoal_service.store.records import num_of
+from shoal_service.store.records import read_job_num
 
 _AT_ONCE = 2**18
 _REPORTS = 300
@@ -58,7 +58,7 @@ def measure(folder: Path, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     url = f"sqlite:///{folder}/shoal.db"
     store = Store.open(url)
     job = Attempt(store, "long", stop={"steps": 2 * max(sizes)})
-    num, last = store.reading(num_of)(job.id), 0
+    num, last = store.reading(read_job_num)(job.id), 0
     for size in sizes:
         thin_s: list[float] = []
         while last < size // CHUNK * CHUNK:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Collection
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 _SMALLEST_JUMP_S = 1.0
@@ -40,6 +40,13 @@ async def wait_for_any(clock: Clock, *events: asyncio.Event, timeout_s: float) -
     finally:
         for wait in waits:
             wait.cancel()
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class SilenceTimer:

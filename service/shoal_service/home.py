@@ -3,7 +3,7 @@
     POST /v1/jobs/{id}/attempts/{n}/reports     HomeReport -> ReportReceipt
     GET  /v1/jobs/{id}/attempts/{n}/directive   long poll -> DirectiveAnswer
 
-Pure data, in JSON. Each side ignores fields that it does not know, since the releases of two control planes on one
+Data, in JSON. Each side ignores fields that it does not know, since the releases of two control planes on one
 database, and of a supervisor, may differ for a while. Decision 0005.
 
 Errors of a request, for supervisors and gateways:
@@ -16,6 +16,7 @@ DialError
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -118,3 +119,12 @@ def _parse_pause(retry_after: str) -> float:
         return min(_LONGEST_PAUSE_S, max(0.0, float(retry_after)))
     except ValueError:
         return 0.0  # none, or a date
+
+
+def make_context(ca: str, *, is_pinned: bool) -> ssl.SSLContext:
+    """Make the TLS context with which the service's certificate is verified; see `Home`."""
+    context = ssl.create_default_context(cadata=ca or None)
+    if is_pinned:
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted, whoever issued it
+    return context

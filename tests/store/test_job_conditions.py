@@ -19,7 +19,7 @@ from shoal_service.core.where.language import InvalidCondition, Selection, parse
 from shoal_service.store import Store, histories, job_lists, submissions
 from shoal_service.store.errors import InvalidCursor, JobNotEnded
 from shoal_service.store.job_lists import FleetQuery
-from shoal_service.store.records import num_of, status_document
+from shoal_service.store.records import read_job_num, status_document
 from shoal_service.views import JobPatch, OptimizerPatch
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 
@@ -90,7 +90,7 @@ def _some_job(draw: Random, store: Store, submit: Submit, begin: Begin, num: int
 def _documents(store: Store, job_id: str) -> JobDocuments:
     view = store.get_job(job_id)
     with store.read() as tx:
-        num = num_of(tx, job_id)
+        num = read_job_num(tx, job_id)
     return JobDocuments(
         columns={
             "num": num,

@@ -20,7 +20,7 @@ from shoal_service.store import Store, curves, histories, job_lists
 from shoal_service.store.curves import Extent, thin_events, thin_steps
 from shoal_service.store.database import Transaction, jobs, series, series_rollups, upsert, webhook_cursors
 from shoal_service.store.job_lists import FleetQuery
-from shoal_service.store.records import load, num_of
+from shoal_service.store.records import load, read_job_num
 from shoal_service.store.sweep_jobs import _read_values
 from shoal_service.views import CheckpointState, CheckpointView
 
@@ -61,7 +61,7 @@ class LongJob:
 
     def store_some(self, steps: range) -> None:
         """Without roll-ups."""
-        self.store.writing(upsert)(series, [curves.row_of(point(step), job_num=self.num) for step in steps])
+        self.store.writing(upsert)(series, [curves.make_row(point(step), job_num=self.num) for step in steps])
 
     def thin(self, first: int, last: int, *, kept_steps: int = KEPT) -> int:
         """Returns how many chunks are thinned."""
@@ -81,7 +81,7 @@ class LongJob:
 
 
 def _store_steps(tx: Transaction, num: int, steps: range, kept_steps: int) -> None:
-    upsert(tx, series, [curves.row_of(point(step), job_num=num) for step in steps])
+    upsert(tx, series, [curves.make_row(point(step), job_num=num) for step in steps])
     curves.roll_up(tx, [Extent(num, steps[0], steps[-1])], kept_steps=kept_steps)
 
 
@@ -100,7 +100,7 @@ def attempt(submit: Callable[..., str], begin: Callable[..., Any]) -> Any:
 def job(store: Store, attempt: Any) -> LongJob:
     saved = CheckpointView(step=SAVED, url="u", state=CheckpointState.COMMITTED, attempt=1, generation=1)
     attempt.report(checkpoints=(saved,))
-    return LongJob(store, attempt.job_id, store.reading(num_of)(attempt.job_id))
+    return LongJob(store, attempt.job_id, store.reading(read_job_num)(attempt.job_id))
 
 
 def test_of_a_long_job_the_steps_stay_that_a_mean_would_hide(job: LongJob) -> None:
@@ -164,7 +164,7 @@ def test_of_old_events_those_of_routine_go_once_webhooks_have_them(
     damaged = PendingEvent.of(CheckpointDamaged(name="step-1", message="torn"), 1.0)
     routine = PendingEvent.of(Validated(step=1, loss=1.0, bits_per_byte=None), 1.0)
     attempt.report(events=(damaged, *[routine] * 5_000))
-    num = store.reading(num_of)(attempt.job_id)
+    num = store.reading(read_job_num)(attempt.job_id)
     if hook == "settled":
         store.writing(_settle)(num)
     last = store.reading(load)(attempt.job_id).event_seq

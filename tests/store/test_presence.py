@@ -57,7 +57,7 @@ def test_a_broken_connection_is_announced_again_with_the_next_renewal(store_url:
         pytest.skip("there is no connection to break")
     store.acquire_lease("me", ttl_s=10, now=101.0)
     assert not store.is_owner_gone("me")
-    store._database.withdraw()
+    store._database.release_presence()
     _await_departure(store, "me")
     assert store.acquire_lease("me", ttl_s=10, now=102.0) is not None
     assert not store.is_owner_gone("me")

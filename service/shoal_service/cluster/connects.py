@@ -20,15 +20,13 @@ def answers(host: str, port: int, *, within_s: float) -> bool:
 
     Blocks until the first answer, `within_s` at most.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     give_up = time.monotonic() + within_s
     poll = select.poll()
     attempts: dict[int, socket.socket] = {}
     try:
         while (left_s := give_up - time.monotonic()) > 0:
-            attempt = socket.socket(family, socket.SOCK_STREAM)
+            attempt = open_socket(host)
             attempts[attempt.fileno()] = attempt
-            attempt.setblocking(False)
             if _is_answer(attempt.connect_ex((host, port))):
                 return True
             poll.register(attempt, select.POLLOUT)
@@ -40,6 +38,13 @@ def answers(host: str, port: int, *, within_s: float) -> bool:
     finally:
         for attempt in attempts.values():
             attempt.close()
+
+
+def open_socket(host: str) -> socket.socket:
+    """Open a socket that can connect to the host, and does not block."""
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    opened.setblocking(False)
+    return opened
 
 
 def listens(address: str) -> bool:

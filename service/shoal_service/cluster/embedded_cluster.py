@@ -97,7 +97,9 @@ class EmbeddedCluster:
         self._lock = threading.Lock()
         self._is_stopped = False
         """A start that is under way reads it without the lock, and ends."""
-        self._dead_nodes: tuple[str, ...] = ()
+        self.dead_nodes: tuple[str, ...] = ()
+        """Addresses of the nodes without a live raylet, at the end of the last `start` or `heal`. Read only, from any
+        thread."""
         self.adopted = False
         """True if the cluster was already running."""
 
@@ -117,11 +119,6 @@ class EmbeddedCluster:
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             **CLUSTER_ENVIRONMENT,
         }
-
-    @property
-    def dead_nodes(self) -> tuple[str, ...]:
-        """Addresses of the nodes without a live raylet, at the end of the last `start` or `heal`. From any thread."""
-        return self._dead_nodes
 
     def start(self) -> str:
         """Adopt the running cluster of an earlier control plane, or start one. Return its address.
@@ -240,9 +237,9 @@ class EmbeddedCluster:
     def _update_dead_nodes(self) -> None:
         """Update `dead_nodes`; log it when it changes."""
         dead = tuple(node.ip for node in self._note.nodes if not node.runs(RAYLET))
-        if dead and dead != self._dead_nodes and not self._is_stopped:
+        if dead and dead != self.dead_nodes and not self._is_stopped:
             _log.warning("embedded_cluster.nodes_away", extra={"nodes": list(dead), "of": len(self._note.nodes)})
-        self._dead_nodes = dead
+        self.dead_nodes = dead
 
     def _start_nodes(self, numbers: Iterable[int]) -> None:
         """Start the head, then all others at the same time. A node that runs is left alone."""

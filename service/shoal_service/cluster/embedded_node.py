@@ -94,17 +94,27 @@ def make_start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int,
 
     With `--block` it would end all of them when one dies, and the GCS could not be started again alone.
     """
+    port = note.address.rpartition(":")[2]
+    if node.number == HEAD:
+        # the autoscaler has nothing to scale, and would take processor time from the raylet while that starts
+        part = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
+        part.append(f"--ray-client-server-port={note.client_port}")
+    else:  # Ray replaces an IPv4 loopback address by one at which no head listens
+        part = [f"--address=[::ffff:127.0.0.1]:{port}"]
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start"),
         f"--node-ip-address={node.ip}",
         f"--num-cpus={num_cpus}",
         f"--num-gpus={num_gpus}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
-        f"--temp-dir={_find_temp_dir(note, node)}",
+        # In a shared directory Ray names a raylet's socket by the first unused number, and binds it seconds later: of
+        # two nodes that started at the same time one died of `Address already in use`. Ray opens it to everybody
+        # (0777), but not the one above.
+        f"--temp-dir={note.temp_dir}/{node.number}",
         "--dashboard-agent-listen-port=0",
         "--include-log-monitor=false",
         "--disable-usage-stats",
-        *(_make_head_arguments(note) if node.number == HEAD else _make_join_arguments(note)),
+        *part,
     ]
 
 
@@ -143,30 +153,6 @@ def make_gcs_environment(note: EmbeddedNote) -> dict[str, str]:
 
 _JOIN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 """Ray refuses a second node on loopback without it."""
-
-
-def _find_temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
-    """Return the directory of a node, which no other node uses.
-
-    In a shared directory Ray names a raylet's socket by the first
-    unused number, and binds it seconds later: of two nodes that started at the same time one died of `Address already
-    in use`. Ray opens it to everybody (0777), but not the one above.
-    """
-    return f"{note.temp_dir}/{node.number}"
-
-
-def _make_head_arguments(note: EmbeddedNote) -> tuple[str, ...]:
-    port = note.address.rpartition(":")[2]
-    return (
-        # the autoscaler has nothing to scale, and would take processor time from the raylet while that starts
-        *("--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"),
-        f"--ray-client-server-port={note.client_port}",
-    )
-
-
-def _make_join_arguments(note: EmbeddedNote) -> tuple[str, ...]:
-    """Return the head's address as IPv6. Ray replaces an IPv4 loopback address by one at which no head listens."""
-    return (f"--address=[::ffff:127.0.0.1]:{note.address.rpartition(':')[2]}",)
 
 
 _STOP_TIMEOUT_S = 20.0

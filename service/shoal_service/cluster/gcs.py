@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from ray.exceptions import RaySystemError, RpcError
 import ray
 from ray import ActorID
 from shoal_service.cluster.errors import GcsUnavailable
+from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_workers import ray_internals
 
@@ -97,7 +99,7 @@ def num_starts(actor_id: str) -> int:
     return int(info.num_restarts) + 1
 
 
-def node_of(actor_id: str) -> str:
+def find_node(actor_id: str) -> str:
     """The node of an actor that is alive; empty: it is not. Not from the thread of an event loop."""
     info = _read_actor(actor_id)
     if info is None or not ray_internals.is_alive_actor(info):
@@ -105,7 +107,7 @@ def node_of(actor_id: str) -> str:
     return str(info.address.node_id.hex())
 
 
-def ends_of(actor_id: str, last: int) -> tuple[ProcessEnd, ...]:
+def read_ends(actor_id: str, last: int) -> tuple[ProcessEnd, ...]:
     """How the last processes of an actor before its present one have ended, oldest first; fewer if the head does not
     know more. A supervisor that died again and again asks, to say why. Blocks for some seconds at most. Not from the
     thread of an event loop."""
@@ -219,4 +221,58 @@ def _actor(info: Any) -> RayActor:
         node_id=info.address.node_id.hex(),
         is_alive=ray_internals.is_alive_actor(info),
         resources=dict(info.required_resources),
+    )
+
+
+_PERIOD_S = 0.5
+
+
+class GcsNodeWatch:
+    """Reports to an executor which nodes have died and which ones Ray drains. The real `protocols.NodeWatch`.
+
+    The death of one worker is found by its failing call. The death of a node is declared by the head, after its health
+    checks; with the node table all workers of that node are lost in one event instead of one after the other. The watch
+    reads the table every half second, on a thread of its own, so a head that does not answer delays nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    def start(self, report: Callable[[NodeTable], None]) -> None:
+        threading.Thread(target=self._run, args=(report,), name="node-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the watch. Does not wait for a request that is under way."""
+        self._stop.set()
+
+    def dead_nodes(self) -> frozenset[str]:
+        try:
+            return _table().dead
+        except GcsUnavailable:
+            return frozenset()
+
+    def _run(self, report: Callable[[NodeTable], None]) -> None:
+        last = NodeTable()
+        answers = True
+        while not self._stop.wait(_PERIOD_S):
+            try:
+                table = _table()
+            except GcsUnavailable as error:
+                if answers:
+                    _log.warning("ray_head.away", extra={"error": str(error)})
+                answers = False
+                continue
+            answers = True
+            if table != last and not self._stop.is_set():
+                last = table
+                report(table)
+
+
+def _table() -> NodeTable:
+    rows = nodes()
+    return NodeTable(
+        dead=frozenset(node.node_id for node in rows if not node.is_alive),
+        draining=draining(),
+        head=next((node.node_id for node in rows if node.is_head and node.is_alive), ""),
+        raylets={node.node_id: (node.ip, node.raylet_port) for node in rows if node.is_alive},
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError
 from shoal_service.clusters.wire import AttemptKey, ClusterSnapshot, Reservation
-from shoal_service.control.errands import Errands
+from shoal_service.control.background_calls import BackgroundCalls
 from shoal_service.control.protocols import Cluster, ClusterMembership, Clusters
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Cordon, Node
@@ -53,7 +53,7 @@ class ClusterReader:
         self._clock = clock
         self._max_probation = max_probation
         self._pollers: dict[str, _ClusterPoller] = {}
-        self._looks = Errands()
+        self._looks = BackgroundCalls()
         self.foreign: dict[str, WorkerNeed] = {}
         """Resources that others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}
@@ -76,6 +76,10 @@ class ClusterReader:
         """Note that a node or an attempt has changed in the cluster. The next `read` has its gateway look again."""
         if (poller := self._pollers.get(cluster or self._clusters.own)) is not None:
             poller.is_expired = True
+
+    def drop(self) -> None:
+        """Cancel the looks that have begun. The lease is lost."""
+        self._looks.drop()
 
     def nodes_of(self, cluster: str) -> tuple[NodeView, ...]:
         """Return the nodes of one cluster from its last report, also if it is unreachable now."""
@@ -112,7 +116,8 @@ class ClusterReader:
         await asyncio.to_thread(self._clusters.refresh)
         joined = self._clusters.joined
         self._pollers = {name: self._pollers.get(name) or _ClusterPoller(name, self._clock) for name in joined}
-        await self._look_again(joined)
+        if lease is not None:  # without it, an order to a gateway is refused
+            await self._look_again(joined)
         jobs_by_cluster: dict[str, set[str]] = {name: set() for name in joined}
         for job_id, name in clusters_of_jobs.items():
             jobs_by_cluster.get(name, set()).add(job_id)

@@ -92,7 +92,7 @@ def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Code
     if not root.is_dir():
         raise CodeArchiveError(f"code.working_dir {str(working_dir)!r} is not a directory on this machine.")
     try:
-        files, num_ignored = _files_of(root)
+        files, num_ignored = _list_files(root)
         sizes = {name: path.stat().st_size for name, path in files.items()}
         _require_small(sizes, root, max_bytes)
         buffer = io.BytesIO()
@@ -198,18 +198,21 @@ def _require_plain(entries: list[zipfile.ZipInfo]) -> None:
         name = entry.filename
         shown = _shown(name)
         parts = name.replace("\\", "/").removesuffix("/").split("/")
-        if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
-            raise CodeArchiveError(f"the entry {shown!r} would be extracted outside of the archive's root.")
-        if len(name.encode(errors="replace")) > _MAX_NAME_BYTES or any(len(part.encode()) > 255 for part in parts):
-            raise CodeArchiveError(f"the entry {shown!r} has a name of more than {_MAX_NAME_BYTES} or 255 bytes.")
-        if "" in parts or "." in parts or not name.isprintable():
-            raise CodeArchiveError(f"the entry {shown!r} has a name that not every file system has.")
-        kind = stat.S_IFMT(entry.external_attr >> 16)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise CodeArchiveError(f"the entry {shown!r} is a link or a device; files and directories are allowed.")
-        path = "/".join(parts)
-        if path in files or (path in folders and not entry.is_dir()):
-            raise CodeArchiveError(f"the entry {shown!r} is there twice.")
+        path, kind = "/".join(parts), stat.S_IFMT(entry.external_attr >> 16)
+        is_outside = name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]
+        is_long = len(name.encode(errors="replace")) > _MAX_NAME_BYTES or any(
+            len(part.encode()) > 255 for part in parts
+        )
+        problems = {
+            "would be extracted outside of the archive's root": is_outside,
+            f"has a name of more than {_MAX_NAME_BYTES} or 255 bytes": is_long,
+            "has a name that not every file system has": "" in parts or "." in parts or not name.isprintable(),
+            "is a link or a device; files and directories are allowed": kind not in (0, stat.S_IFREG, stat.S_IFDIR),
+            "is there twice": path in files or (path in folders and not entry.is_dir()),
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise CodeArchiveError(f"the entry {shown!r} {problem}.")
         (folders if entry.is_dir() else files).add(path)
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
     if both := files & folders:
@@ -220,7 +223,7 @@ def _shown(name: str) -> str:
     return name if len(name) <= 100 else f"{name[:100]}..."
 
 
-def _files_of(root: Path) -> tuple[dict[str, Path], int]:
+def _list_files(root: Path) -> tuple[dict[str, Path], int]:
     """The regular files by their name in the archive, sorted, because the order must not depend on the file system; and
     how many files and directories were ignored."""
     inside = root.resolve()

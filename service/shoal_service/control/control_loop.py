@@ -26,15 +26,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, assert_never
 
-from shoal_service.clock import Clock, wait_for_any
+from shoal_service.clock import Clock, cancel_all, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.clusters.wire import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
+from shoal_service.control.background_calls import BackgroundCalls, Threads
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver, OrphanReaper
-from shoal_service.control.errands import Errands
-from shoal_service.control.islands import RoundCloser, find_runs
+from shoal_service.control.islands import find_runs, look_at
 from shoal_service.control.market.build import (
     ClusterConstraints,
     MarketBuilder,
@@ -76,6 +76,8 @@ _REVIEW_S = 2.0
 _REQUEST_S = 60.0
 _CANCEL_S = 30.0
 """A supervisor has this long to end a cancelled attempt. One that has never reported has no time."""
+_ISLAND_THREADS = 4
+"""They look at the storage of islands: one that hangs holds up its own runs only."""
 _MAX_QUEUED = 100_000
 """Most jobs of the queue that are considered, by priority and age. Those beyond wait."""
 _MIN_PAUSE_S = 0.2
@@ -115,15 +117,15 @@ class ControlLoop:
         self._lease_watch, self._renewed_mono = LeaseWatch(), 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._quarantined: frozenset[str] = frozenset()
-        self._errands = Errands()
+        self._calls = BackgroundCalls()
         self._times = times or PassTimes()
         self._reader = ClusterReader(store, clusters, clock, config.max_probation)
         self._policy = policy
         self._market, self._spared = MarketBuilder(config.profiles), SparedJobs()
         self._writer, self._links = DecisionWriter(store, clusters.own), SupervisorLinks(store, clock)
         self._pruner = Pruner(store)
-        self._round_closer = RoundCloser(store)
-        self._leftovers = OrphanReaper(store, clusters)
+        self._island_threads = Threads(_ISLAND_THREADS, "islands")
+        self._orphan_reaper = OrphanReaper(store, clusters)
         self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url, policy)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
@@ -286,13 +288,13 @@ class ControlLoop:
 
     def _look_after(self, cluster: str, lease: Lease) -> None:
         """Begin what a cluster needs besides its jobs: the end of leftovers, and tests of suspected nodes."""
-        if keys := self._leftovers.of(self._reader.attempts(cluster), self._drivers):
-            self._errands.begin(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
+        if keys := self._orphan_reaper.find(self._reader.attempts(cluster), self._drivers):
+            self._calls.begin(cluster, "end leftovers", lambda: self._orphan_reaper.end(cluster, keys))
         nodes = self._reader.nodes_of(cluster)
         if any(node.suspected for node in nodes):
             tester = self._clusters.of(cluster)
             test = partial(run_due_test, self._store, tester, nodes, self._clock, epoch=lease.epoch)
-            self._errands.begin(cluster, "test a suspected node", test)
+            self._calls.begin(cluster, "test a suspected node", test)
 
     def _node_changed(self, cluster: str) -> None:
         self._reader.expire(cluster)
@@ -334,10 +336,10 @@ class ControlLoop:
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
             self._drive_all(rows, lease)
             return
-        decisions = await asyncio.to_thread(self._decide, state, now)
+        decisions = await asyncio.to_thread(paused_collector()(self._policy), state, now)
         self._times.decisions.observe(self._clock.monotonic() - mono)
         by_id = {row.id: row for row in rows}
-        changes = changes_of(decisions)
+        changes = select_changes(decisions)
         await self._writer.write(changes, by_id, epoch=lease.epoch, now=now)
         self._decided_for, self._decided_mono = (None if changes else standing), mono
         places = self._predict_freed_nodes(changes, by_id) if changes else {}
@@ -349,7 +351,7 @@ class ControlLoop:
             nodes = self._reader.nodes_of(name)
             avoided = frozenset(node.node_id for node in nodes if node.drain or node.suspected)
             keep_ready = self._clusters.of(name).keep_ready
-            self._errands.begin(name, "keep a process ready", partial(keep_ready, avoided))
+            self._calls.begin(name, "keep a process ready", partial(keep_ready, avoided))
 
     def _predict_freed_nodes(
         self, changes: Sequence[Start | Resize | Preempt], rows: Mapping[str, DriveRow]
@@ -363,10 +365,6 @@ class ControlLoop:
         grants = {row.id: row.granted_workers for row in rows.values()}
         return predict_freed_nodes(changes, grants, self._reader.reservations, find_cluster)
 
-    def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
-        with paused_collector():
-            return self._policy(state, now)
-
     def _scale_out(self, state: MarketState, decisions: Sequence[Decision], mono: float) -> None:
         """Asks the autoscalers for nodes. Asks again after a while, since a head that was restarted has forgotten the
         request."""
@@ -374,11 +372,11 @@ class ControlLoop:
             return
         demand = find_demand(state, decisions)
         for name in self._reader.connected:
-            wanted = _of_nodes(demand.get(name, {}), self._clusters.joined[name].labels)
+            wanted = _remove_cluster_labels(demand.get(name, {}), self._clusters.joined[name].labels)
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
                 request = partial(self._clusters.of(name).request_room, tuple(wanted.items()))
-                if self._errands.begin(name, "ask for room", request):
+                if self._calls.begin(name, "ask for room", request):
                     self._requested[name] = wanted, mono
 
     def _market_state(self, rows: list[DriveRow], now: float, where: ClusterConstraints) -> MarketState:
@@ -436,8 +434,8 @@ class ControlLoop:
     def _close_rounds(self, rows: Sequence[DriveRow], lease: Lease) -> None:
         """Look at the rounds of islands, without waiting for the storage."""
         for run in find_runs(rows, self._config.checkpoint_url):
-            look = partial(self._round_closer.look, run, epoch=lease.epoch, now=self._clock.time())
-            self._errands.begin(run.run, "close the round of islands", look)
+            look = partial(self._island_threads, look_at, self._store, run, epoch=lease.epoch, now=self._clock.time())
+            self._calls.begin(run.run, "close the round of islands", look)
 
     def _forget_ended(self) -> None:
         for key, (_, task) in list(self._drivers.items()):
@@ -491,16 +489,15 @@ class ControlLoop:
     async def _stop_driving(self) -> None:
         """Ends all drivers. Nothing is driven without the lease, and supervisors go on alone."""
         self._lease = self._last_market = None
-        self._errands.drop()
+        self._calls.drop()
+        self._reader.drop()
         self._moving.drop()
         tasks = [task for _, task in self._drivers.values()]
         self._drivers.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
 
-def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:
+def _remove_cluster_labels(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:
     """Removes the cluster's labels from the selector, because its nodes do not have them in Ray."""
     rooms = Counter[RoomKind]()
     for kind, workers in wanted.items():
@@ -551,7 +548,7 @@ class DecisionWriter:
         """Store why jobs wait, and why running ones get no more. Called after `write`, and after supervisors were
         informed: they must not wait for explanations."""
         await self._explain_waits([decision for decision in decisions if isinstance(decision, Wait)], epoch, now)
-        await self._explain_growth(state, changes_of(decisions), rows, epoch, now)
+        await self._explain_growth(state, select_changes(decisions), rows, epoch, now)
 
     def _change(self, change: Change, row: DriveRow, epoch: int, now: float) -> None:
         with self._store.write(epoch) as tx:
@@ -596,7 +593,7 @@ class DecisionWriter:
         return not changes.num_left
 
 
-def changes_of(decisions: Sequence[Decision]) -> list[Change]:
+def select_changes(decisions: Sequence[Decision]) -> list[Change]:
     """The decisions that change something, without the jobs that wait."""
     return [decision for decision in decisions if not isinstance(decision, Wait)]
 
@@ -613,6 +610,6 @@ def _turn(change: Change, row: DriveRow) -> int:
             assert_never(change)
 
 
+@paused_collector()
 def _held_back(state: MarketState, changes: Sequence[Change], now: float) -> list[HeldBack]:
-    with paused_collector():
-        return held_back(after(state, changes, now), now)
+    return held_back(after(state, changes, now), now)

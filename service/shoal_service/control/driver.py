@@ -23,7 +23,7 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from shoal_service.clock import Clock, SilenceTimer, wait_for_any
+from shoal_service.clock import Clock, SilenceTimer, cancel_all, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable, OrderUnanswered, SupervisorGone, SupervisorUnavailable
 from shoal_service.clusters.wire import AttemptKey
 from shoal_service.control.config import ControlConfig
@@ -288,8 +288,7 @@ class Driver:
                     await self._check_silent_supervisor(overdue_s or 0.0)
                 await wait_for_any(self._clock, self._requested, timeout_s=_LOOK_S)
         finally:
-            steering.cancel()
-            await asyncio.gather(steering, return_exceptions=True)
+            await cancel_all([steering])
         if not self._is_over:
             await self._reap_at_last()
             self._is_over = True
@@ -575,14 +574,14 @@ class OrphanReaper:
         self._kept: set[AttemptKey] = set()
         """Attempts of jobs that this store does not have, or cannot read."""
 
-    def of(self, state_found: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
-        """The attempts of `found` that may be over.
+    def find(self, present: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
+        """Return the attempts that may be over.
 
         Args:
-            found: attempts with actors in a cluster.
+            present: attempts with actors in a cluster.
             driven: attempts with a driver, which ends their actors itself.
         """
-        return sorted({*state_found} - {*driven} - self._kept)
+        return sorted({*present} - {*driven} - self._kept)
 
     async def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
         """Ends the attempts that are over, in this cluster. Raises ClusterUnreachable."""

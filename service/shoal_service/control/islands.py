@@ -6,18 +6,15 @@
 
 The ledger is written first, so a control plane that is restarted between the two writes the same decision again. If the
 storage does not answer, or no control plane runs, rounds stay open, and the islands train on. Called by the control
-loop, an errand for each run.
+loop, a background call for each run.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from pydantic import ValidationError
 
@@ -40,7 +37,6 @@ from shoal_workers.contract.islands import (
 from shoal_workers.contract.marker import CheckpointName
 
 _log = logging.getLogger(__name__)
-_NUM_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +66,6 @@ def find_runs(rows: Iterable[DriveRow], default_url: str) -> list[IslandRun]:
         indices = sorted(job.spec.islands.index or 0 for job in jobs if job.spec.islands is not None)
         runs.append(IslandRun(run, spec, root, tuple(indices)))
     return runs
-
-
-class RoundCloser:
-    """Looks at the open round of each run, on threads of its own: a storage that hangs holds up its own runs only."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="islands")
-
-    async def look(self, run: IslandRun, *, epoch: int, now: float) -> None:
-        """Close the open round of a run if that is due."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, partial(look_at, self._store, run, epoch=epoch, now=now))
 
 
 def look_at(store: Store, run: IslandRun, *, epoch: int, now: float) -> None:

@@ -69,7 +69,8 @@ class JoinedClusters:
     ) -> None:
         """`lease`: returns the lease of this process, None while it has none. Called from any thread."""
         self._store = store
-        self._own = own
+        self.own = own
+        """Name of the cluster of this service itself."""
         self._waits = waits or WaitTallies()
         for verb in VERBS.values():
             self._waits.expect(verb.kind, verb.limit_s)
@@ -78,31 +79,24 @@ class JoinedClusters:
         self._lock = threading.Lock()
         self._started: dict[str, JoinedCluster] = {}
         self._watchers: list[Callable[[str], None]] = []
-        self._joined: Mapping[str, ClusterMembership] = {}
+        self.joined: Mapping[str, ClusterMembership] = {}
+        """The clusters that have joined, the service's own first. Replaced as a whole. Read only."""
         self._is_closed = False
         self._replace({own: ClusterMembership(cluster=self._start(own))})
-
-    @property
-    def own(self) -> str:
-        return self._own
-
-    @property
-    def joined(self) -> Mapping[str, ClusterMembership]:
-        return self._joined
 
     def refresh(self) -> None:
         entries = self._store.reading(cluster_links.list_clusters)()
         with self._lock:
             if self._is_closed:
                 return
-        joined = {self._own: ClusterMembership(cluster=self._start(self._own))}
+        joined = {self.own: ClusterMembership(cluster=self._start(self.own))}
         for entry in entries:
             cluster = self._start(entry.name)
             joined[entry.name] = ClusterMembership(cluster=cluster, labels=entry.labels, cordon=entry.cordon)
         self._replace(joined)
 
     def of(self, name: str) -> JoinedCluster:
-        name = name or self._own
+        name = name or self.own
         with self._lock:
             return self._started.get(name) or self._make(name)  # one that is not started answers no call
 
@@ -134,7 +128,7 @@ class JoinedClusters:
         """Set what has joined, and close the clusters that are no longer among it."""
         with self._lock:
             gone = [self._started.pop(name) for name in [*self._started] if name not in joined]
-            self._joined = joined
+            self.joined = joined
         for cluster in gone:
             cluster.close()
 
@@ -185,8 +179,9 @@ class JoinedCluster:
         self._epoch: int | None = None
         """Epoch of the newest lease of this process."""
         self._newest = _Report()
-        self._lock = threading.Condition()
-        self._is_woken = self._is_closed = False
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._is_closed = False
         self._pending: dict[int, _PendingOrder] = {}
         self._abandoned: set[int] = set()
         """Numbers of orders whose answers nothing waits for any more."""
@@ -200,8 +195,8 @@ class JoinedCluster:
     def close(self) -> None:
         """Close the cluster. Calls that wait fail."""
         with self._lock:
-            self._is_closed = self._is_woken = True
-            self._lock.notify_all()
+            self._is_closed = True
+        self._woken.set()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -272,8 +267,7 @@ class JoinedCluster:
             if self._is_closed:
                 raise ClusterUnreachable("the server stops")
             self._pending[number] = _PendingOrder(verb, answer)
-            self._is_woken = True  # the answer may have been stored already
-            self._lock.notify_all()
+        self._woken.set()  # the answer may have been stored already
         return number, answer
 
     def _order_epoch(self) -> int | None:
@@ -289,8 +283,7 @@ class JoinedCluster:
         with self._lock:
             if self._pending.pop(number, None) is not None:
                 self._abandoned.add(number)
-                self._is_woken = True
-                self._lock.notify_all()
+                self._woken.set()
 
     def _why_unreachable(self, newest: _Report) -> str:
         """Return why the cluster cannot be reached; empty if the gateway reports and Ray answers it."""
@@ -308,14 +301,12 @@ class JoinedCluster:
 
     def _poll_store(self) -> None:
         cleaned_mono = self._clock.monotonic()
-        with self._store.subscribe(self._wake, Topic.REPORTS.narrow_to(self.name)):
+        with self._store.subscribe(lambda _: self._woken.set(), Topic.REPORTS.narrow_to(self.name)):
             while True:
-                with self._lock:
-                    if not self._is_woken:
-                        self._lock.wait(_REREAD_S if self._pending else _REREAD_IDLE_S)
-                    self._is_woken = False
-                    if self._is_closed:
-                        break
+                self._woken.wait(_REREAD_S if self._pending else _REREAD_IDLE_S)
+                self._woken.clear()
+                if self._is_closed:
+                    break
                 try:
                     self._read_report()
                     self._read_answers()
@@ -328,11 +319,6 @@ class JoinedCluster:
                 except Exception:
                     _log.exception("cluster.read_failed")  # the thread must go on, or calls would wait for ever
         self._fail_all("the server stops")
-
-    def _wake(self, _: str) -> None:
-        with self._lock:
-            self._is_woken = True
-            self._lock.notify_all()
 
     def _read_report(self) -> None:
         last = self._newest
@@ -374,15 +360,7 @@ class JoinedCluster:
                 continue  # not answered yet
             with self._lock:
                 self._pending.pop(number, None)
-            if not text:
-                _settle(order.answer, error=ClusterUnreachable("the order was deleted before it was answered"))
-                continue
-            try:
-                _give_answer(order, Answer.model_validate_json(text))
-            except ValidationError as error:
-                _log.warning("cluster.answer_refused", extra={"kind": order.verb.kind, "error": first_problem(error)})
-                failed = RayCallFailed(f"the answer of the gateway is not valid: {first_problem(error)}")
-                _settle(order.answer, error=failed)
+            _settle(order.answer, _read_outcome(order.verb, text))
 
     def _cancel_abandoned(self) -> None:
         with self._lock:
@@ -400,7 +378,7 @@ class JoinedCluster:
             pending, self._pending = self._pending, {}
             self._abandoned.update(pending)
         for order in pending.values():
-            _settle(order.answer, error=ClusterUnreachable(reason))
+            _settle(order.answer, ClusterUnreachable(reason))
 
 
 def _announced_part(snapshot: ClusterSnapshot | None) -> object:
@@ -408,18 +386,22 @@ def _announced_part(snapshot: ClusterSnapshot | None) -> object:
     return None if snapshot is None else (snapshot.nodes, snapshot.failed)
 
 
-def _give_answer(order: _PendingOrder, answer: Answer) -> None:
-    """Settle the future of an order. Raises ValidationError if it is not an answer to that verb."""
-    if answer.failure is not None:
-        _settle(order.answer, error=answer.failure.error())
-    else:
-        _settle(order.answer, value=order.verb.answer.validate_json(answer.value))
+def _read_outcome(verb: Verb, text: str) -> Any:
+    """Read what the call of a verb returns, or the exception that it raises. `text`: empty if the order is gone."""
+    if not text:
+        return ClusterUnreachable("the order was deleted before it was answered")
+    try:
+        answer = Answer.model_validate_json(text)
+        return verb.answer.validate_json(answer.value) if answer.failure is None else answer.failure.error()
+    except ValidationError as error:
+        _log.warning("cluster.answer_refused", extra={"kind": verb.kind, "error": first_problem(error)})
+        return RayCallFailed(f"the answer of the gateway is not valid: {first_problem(error)}")
 
 
-def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None = None) -> None:
-    """Settle a future, unless it was cancelled."""
-    if answer.set_running_or_notify_cancel():
-        if error is not None:
-            answer.set_exception(error)
+def _settle(future: Future[Any], outcome: Any) -> None:
+    """Settle a future with a value or an exception, unless it was cancelled."""
+    if future.set_running_or_notify_cancel():
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
         else:
-            answer.set_result(value)
+            future.set_result(outcome)

@@ -23,8 +23,8 @@ from typing import TypeAlias, TypeVar
 from shoal_service.clock import Clock, SilenceTimer
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.wire import AttemptKey
+from shoal_service.control.background_calls import BackgroundCalls
 from shoal_service.control.cluster_reader import ClusterReader
-from shoal_service.control.errands import Errands
 from shoal_service.control.market.build import (
     ClusterConstraints,
     fingerprint,
@@ -116,16 +116,18 @@ class Moving:
         self._storage.drop()
         self._obstacles.clear()
 
-    def cluster_of(self, row: DriveRow) -> str:
+    def find_cluster(self, row: DriveRow) -> str:
         """The cluster of the job's newest attempt; empty if it has had none."""
         return (row.cluster or self._clusters.own) if row.attempt else ""
 
     async def give_up_lost(self, rows: Sequence[DriveRow], lease: Lease) -> list[DriveRow]:
         """Requeue the jobs that go on elsewhere, and return the others."""
-        away = [row for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))]
+        away = [
+            row for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.find_cluster(row))
+        ]
         if len(self._clusters.joined) < 2:
-            away = [row for row in away if self.cluster_of(row) not in self._clusters.joined]
-        self._cluster_timers = self._keep_timers(self._cluster_timers, {self.cluster_of(row) for row in away})
+            away = [row for row in away if self.find_cluster(row) not in self._clusters.joined]
+        self._cluster_timers = self._keep_timers(self._cluster_timers, {self.find_cluster(row) for row in away})
         self._supervisor_timers = self._keep_timers(self._supervisor_timers, {(row.id, row.attempt) for row in away})
         for timer in self._cluster_timers.values():
             timer.observe(0.0)
@@ -146,7 +148,7 @@ class Moving:
         job_ids = {row.id for row in rows}
         self._obstacles = {job_id: text for job_id, text in self._obstacles.items() if job_id in job_ids}
         away = frozenset(
-            row.id for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))
+            row.id for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.find_cluster(row))
         )
         excluded: dict[str, frozenset[str]] = {}
         if len(self._clusters.joined) > 1:
@@ -190,10 +192,10 @@ class Moving:
             raise ClusterNotFound(to)
         if away := self._reader.why_away(to):
             return f"the cluster is away ({away}). Start its gateway (`shoal join`) or its Ray head again"
-        row = _row_of(job)
+        row = _make_row(job)
         if why := self._why_no_place(row, to):
             return why
-        if not may_ask or not needs_storage(row) or to == self.cluster_of(row):
+        if not may_ask or not needs_storage(row) or to == self.find_cluster(row):
             return ""
         saves = job.status.state.holds_workers
         try:
@@ -232,7 +234,7 @@ class Moving:
         return kept
 
     async def _is_given_up(self, row: DriveRow, lease: Lease) -> bool:
-        cluster = self.cluster_of(row)
+        cluster = self.find_cluster(row)
         cluster_s = self._cluster_timers[cluster].silent_s
         supervisor_s = self._supervisor_timers[row.id, row.attempt].silent_s
         silent = SilentJob(
@@ -282,19 +284,19 @@ class Moving:
                 if why_not == "":
                     self._ready.append(row)
                     why_not = self._waits.get(key)
-                if why_not and not self._reader.why_away(self.cluster_of(row)):
+                if why_not and not self._reader.why_away(self.find_cluster(row)):
                     message = f"moves to the cluster {named_cluster(row.spec)!r} as soon as it can: {why_not}"
-                    await self._set_obstacle(row, message, lease, cluster=self.cluster_of(row))
+                    await self._set_obstacle(row, message, lease, cluster=self.find_cluster(row))
             if key in self._begun:
                 moving.add(row.id)
         return frozenset(moving)
 
     def _is_elsewhere(self, row: DriveRow) -> bool:
-        return named_cluster(row.spec) not in ("", self.cluster_of(row))
+        return named_cluster(row.spec) not in ("", self.find_cluster(row))
 
     def _unreadable(self, row: DriveRow) -> dict[str, str]:
         """Return clusters in which a queued job may not start, with reasons; an empty one is not known yet."""
-        named, last = named_cluster(row.spec), self.cluster_of(row)
+        named, last = named_cluster(row.spec), self.find_cluster(row)
         unreadable: dict[str, str] = {}
         for name in [named] if named else self._reader.connected:
             if name != last and not self._reader.why_away(name):
@@ -349,7 +351,7 @@ def _describe_unreadable(why_not: str) -> str:
     )
 
 
-def _row_of(job: JobView) -> DriveRow:
+def _make_row(job: JobView) -> DriveRow:
     status = job.status
     return DriveRow(
         id=job.id,
@@ -386,7 +388,7 @@ class ReachableStorage:
         self._clusters = clusters
         self._clock = clock
         self._default_url = default_url
-        self._errands = Errands()
+        self._calls = BackgroundCalls()
         self._answers: dict[_Key, _Answer] = {}
 
     def why_not(self, cluster: str, row: DriveRow, *, saves: bool = False) -> str | None:
@@ -399,8 +401,8 @@ class ReachableStorage:
             return ""
         key, mono = (cluster, row.id, row.attempt, saves), self._clock.monotonic()
         known = self._answers.get(key)
-        if (known is None or known.is_old(mono)) and self._errands.num_under_way(cluster) < _AT_ONCE:
-            self._errands.begin(cluster, f"storage of {row.id} {saves}", lambda: self._ask(key, row.spec))
+        if (known is None or known.is_old(mono)) and self._calls.count_pending(cluster) < _AT_ONCE:
+            self._calls.begin(cluster, f"storage of {row.id} {saves}", lambda: self._ask(key, row.spec))
         return None if known is None else known.why_not
 
     async def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
@@ -410,7 +412,7 @@ class ReachableStorage:
 
     def drop(self) -> None:
         """Stop asking, because the lease is lost."""
-        self._errands.drop()
+        self._calls.drop()
 
     async def _ask(self, key: _Key, spec: JobSpec) -> None:
         cluster, job_id, _, saves = key

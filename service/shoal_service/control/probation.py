@@ -4,8 +4,8 @@ The first test of a node comes soon after the suspicion, since others may be usi
 suspects the node still avoids it for its `health.probation_s`, and a second test clears it. The pause doubles after
 each failed test.
 
-The control loop begins it in each pass, as an errand to each cluster, so that at most one test is under way in a
-cluster. It never decides which nodes may be used; `core/nodes.py` does.
+The control loop begins it in each pass, as a background call to each cluster, so that at most one test is under way in
+a cluster. It never decides which nodes may be used; `core/nodes.py` does.
 """
 
 from __future__ import annotations
@@ -14,22 +14,16 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from math import inf
-from typing import Protocol
 
 from shoal_service.clock import Clock
+from shoal_service.control.protocols import Cluster
 from shoal_service.core.nodes import Node, next_test_delay_s, partner_for_test
 from shoal_service.store import Store, node_records
 
 _log = logging.getLogger(__name__)
 
 
-class NodeTester(Protocol):
-    """What probation needs of `control.protocols.Cluster`."""
-
-    async def fault_of_node(self, suspect: Node, partner: str | None) -> str: ...
-
-
-async def run_due_test(store: Store, tester: NodeTester, nodes: Sequence[Node], clock: Clock, *, epoch: int) -> None:
+async def run_due_test(store: Store, tester: Cluster, nodes: Sequence[Node], clock: Clock, *, epoch: int) -> None:
     """Test the node of a cluster whose test is due first, if one is due. Raises LeaseLost."""
     now = clock.time()
     due = [

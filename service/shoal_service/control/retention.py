@@ -166,7 +166,7 @@ class RetentionCollector:
             return []
         joined = self._clusters.joined.items()
         answers = await asyncio.gather(*(self._unused_packages(name, member.cluster) for name, member in joined))
-        return [_of_packages(package, days) for unused in answers for package in unused]
+        return [_make_package_removal(package, days) for unused in answers for package in unused]
 
     async def _unused_packages(self, name: str, cluster: Cluster) -> tuple[UnusedPackages, ...]:
         """Find the unused packages on the nodes of a cluster; none if it does not answer."""
@@ -294,7 +294,7 @@ def _view(removal: Removal) -> RemovalView:
     return RemovalView(kind=removal.kind, job_id=removal.job_id, name=removal.name, reason=removal.reason)
 
 
-def _of_packages(unused: UnusedPackages, days: float) -> Removal:
+def _make_package_removal(unused: UnusedPackages, days: float) -> Removal:
     reason = (
         f"{size_text(unused.num_bytes)} on {unused.node_ip}, last used {unused.unused_s / _DAY_S:.0f} days ago, and "
         f"retain_packages_days is {days:g}"

@@ -222,23 +222,24 @@ def _require_plain(value: Any, place: Link | None, depth: int) -> None:
     """Refuse what JSON cannot express, or what a database may not be able to store."""
     if depth > MAX_DEPTH:
         raise _too_deep()
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _require_text(key, place)
-            _require_plain(item, (place, key), depth + 1)
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            _require_plain(item, (place, i), depth + 1)
-    elif isinstance(value, str):
-        _require_text(value, place)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
+    match value:
+        case dict():
+            for key, item in value.items():
+                _require_text(key, place)
+                _require_plain(item, (place, key), depth + 1)
+        case list():
+            for i, item in enumerate(value):
+                _require_plain(item, (place, i), depth + 1)
+        case str():
+            _require_text(value, place)
+        case float() if not math.isfinite(value):
             raise _error(f"{value} is not a finite number.", place)
-    elif isinstance(value, int):
-        if value.bit_length() > 1024:
+        case int() if value.bit_length() > 1024:
             raise _error("an integer of more than 1024 bits.", place)
-    elif value is not None:
-        raise _error(f"{type(value).__name__} {str(value)[:80]!r}: put it in quotes to make it a string.", place)
+        case None | int() | float():
+            pass
+        case _:
+            raise _error(f"{type(value).__name__} {str(value)[:80]!r}: put it in quotes to make it a string.", place)
 
 
 def _require_text(text: str, place: Link | None) -> None:

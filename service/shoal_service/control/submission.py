@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_service.control.code_archive import CodeArchive, CodeArchiveError, pack
-from shoal_service.control.market.build import curve_of, sizes_of
+from shoal_service.control.market.build import choose_sizes, make_curve
 from shoal_service.control.planning import measured_profile
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.control.webhooks import check_webhooks
@@ -283,7 +283,7 @@ def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: floa
     if spec.stop is None:
         return ""  # a script: neither its end nor its speed is known
     samples, rates = spec.batch.global_size, {}
-    for size in sizes_of(spec.elasticity.max_workers):
+    for size in choose_sizes(spec.elasticity.max_workers):
         if best := rank(spec, size, profile, 1).predictions:
             rates[size] = samples / best[0].step_s
     if not rates or spec.stop.steps is None:
@@ -295,7 +295,7 @@ def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: floa
             min_workers=spec.elasticity.min_workers,
             max_workers=spec.elasticity.max_workers,
             need=WorkerNeed(),
-            curve=curve_of(rates),
+            curve=make_curve(rates),
             left=float(spec.stop.steps * samples),
             finish_by=spec.finish_by,
         ),

@@ -23,18 +23,16 @@ import logging
 import socket
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import httpx
 from pydantic_core import to_json
 
-from shoal_service.clock import Clock, wait_for_any
+from shoal_service.clock import Clock, cancel_all, wait_for_any
+from shoal_service.control.background_calls import Threads
 from shoal_service.core.events import Severity, WebhookGaveUp
 from shoal_service.core.webhooks import (
     OF_JOBS,
@@ -81,8 +79,6 @@ _KEPT_ALIVE = 64
 MISSING = "the service has no apprise: install it where `shoal serve` runs, with pip install 'shoal[apprise]'"
 _APPRISE_THREADS = 4
 _TYPES = {Severity.SUCCESS: "success", Severity.WARNING: "warning", Severity.ERROR: "failure"}
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def check_webhooks(spec: JobSpec, rules: WebhookRules) -> None:
@@ -93,17 +89,16 @@ def check_webhooks(spec: JobSpec, rules: WebhookRules) -> None:
         SpecError: a hook names events that no release of this version has, an address or a secret that the rules
             refuse, or needs apprise, which is not installed.
     """
-    problems = []
+    problems: list[SpecProblem] = []
     for number, hook in enumerate(spec.webhooks):
-        if unknown := unknown_patterns(hook.events):
-            message = f"no event has the type {', '.join(unknown)}."
-            problems.append(SpecProblem(path=f"webhooks.{number}.events", message=message))
-        if message := rules.refusal_of_receiver(hook):
-            problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{message}."))
-        if message := rules.refusal_of_secret(hook, spec.project):
-            problems.append(SpecProblem(path=f"webhooks.{number}.secret", message=message))
-        if hook.is_apprise and not is_installed():
-            problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{MISSING}."))
+        unknown, refusal = unknown_patterns(hook.events), rules.refusal_of_receiver(hook)
+        messages = (
+            ("events", f"no event has the type {', '.join(unknown)}." if unknown else ""),
+            ("url", f"{refusal}." if refusal else ""),
+            ("secret", rules.refusal_of_secret(hook, spec.project)),
+            ("url", f"{MISSING}." if hook.is_apprise and not is_installed() else ""),
+        )
+        problems += [SpecProblem(path=f"webhooks.{number}.{key}", message=text) for key, text in messages if text]
     if problems:
         raise SpecError(tuple(problems))
 
@@ -125,7 +120,7 @@ class WebhookDelivery:
         self._clock = clock
         self._config = config
         self._lease = lease
-        self._threads = Threads(_STORE_THREADS)
+        self._threads = Threads(_STORE_THREADS, "webhooks")
         tallies = tallies or WebhookTallies(hook.name for hook in config.hooks)
         self._delivery = LaneDelivery(store, clock, config, tallies, self._threads, owns=self._owns)
         self._epoch: int | None = None
@@ -243,9 +238,7 @@ class WebhookDelivery:
         self._tasks.clear()
         self._waiting.clear()
         self._passed.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
     async def _wait(self, stop: asyncio.Event) -> None:
         """Wait until something has changed or an attempt is due; after a moment it returns in any case."""
@@ -332,7 +325,7 @@ class LaneDelivery:
             NotOwner, LeaseLost, StoreUnavailable
         """
         job = await self._job(lane.job_id)
-        hook = self._by_name.get(lane.hook) or _of_spec(job, lane.hook)
+        hook = self._by_name.get(lane.hook) or _find_spec_hook(job, lane.hook)
         patterns = hook.events if hook is not None else ()
         seen = max(lane.seq, passed or 0)
         while events := await self._threads(
@@ -352,7 +345,7 @@ class LaneDelivery:
 
     async def _attempt(self, hook: WebhookSpec, lane: Lane, event: EventView, job: JobFacts, epoch: int) -> str:
         """Make one attempt. Return why the receiver has not accepted the event; empty if it has."""
-        async with self._slots.one(hook.receiver, has_failed=lane.retries.num_failed > 0):
+        async with self._slots.take(hook.receiver, has_failed=lane.retries.num_failed > 0):
             if not self._owns(epoch):  # the lease may have ended during the wait for a slot
                 raise NotOwner
             began_mono = self._clock.monotonic()
@@ -372,8 +365,8 @@ class LaneDelivery:
             url = await self._threads(self._config.secrets.url, hook.secret)
             return await self._notifier.send(url, event, job)
         key = await self._threads(self._config.secrets.key, hook.secret)
-        body = body_of(event, job)
-        headers = headers_of(message_id(job.id, event.seq), body, key, self._clock.time())
+        body = make_body(event, job)
+        headers = make_headers(message_id(job.id, event.seq), body, key, self._clock.time())
         sender = self._sender if is_of_service else self._sender_of_specs
         return await sender.post(hook.url, headers, body)
 
@@ -433,7 +426,7 @@ def _gave_up(hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: 
     )
 
 
-def _of_spec(job: _Job, hook: str) -> WebhookSpec | None:
+def _find_spec_hook(job: _Job, hook: str) -> WebhookSpec | None:
     """A hook of a spec; None for a hook of the settings that was removed, or a spec that cannot be read any more."""
     number = int(hook.removeprefix(JOB)) if hook.startswith(JOB) else len(job.hooks)
     return job.hooks[number] if number < len(job.hooks) else None
@@ -460,13 +453,13 @@ def message_id(job_id: str, seq: int) -> str:
     return f"{job_id}_{seq}"
 
 
-def body_of(event: EventView, job: JobFacts) -> bytes:
+def make_body(event: EventView, job: JobFacts) -> bytes:
     """The event as `GET /v1/jobs/{id}/events` shows it, with its id and its job; JSON in UTF-8."""
     shown = event.model_dump(mode="json")
     return to_json({"id": message_id(job.id, event.seq), "job": asdict(job), **shown}, inf_nan_mode="null")
 
 
-def headers_of(identifier: str, body: bytes, key: bytes, now: float) -> Mapping[str, str]:
+def make_headers(identifier: str, body: bytes, key: bytes, now: float) -> Mapping[str, str]:
     """The headers of an attempt at `now`, as Standard Webhooks (www.standardwebhooks.com) defines them.
 
     webhook-id: job-7h2k9m4x1q0p_17           the same in every attempt, and for every hook
@@ -567,7 +560,7 @@ class Slots:
         """Receivers with attempts now."""
 
     @asynccontextmanager
-    async def one(self, receiver: str, *, has_failed: bool) -> AsyncIterator[None]:
+    async def take(self, receiver: str, *, has_failed: bool) -> AsyncIterator[None]:
         """Take a slot. It waits for a slot of the receiver first, so that attempts that wait for the receiver take no
         other slot."""
         of_receiver = self._receivers.get(receiver)
@@ -666,7 +659,7 @@ class Notifier:
         """`answer_s`: seconds for a whole attempt."""
         self._answer_s, self._waits = answer_s, waits
         waits.expect("webhook", answer_s)
-        self._threads = Threads(_APPRISE_THREADS)
+        self._threads = Threads(_APPRISE_THREADS, "apprise")
 
     async def send(self, url: str, event: EventView, job: JobFacts) -> str:
         """Send the message. Return why it was not sent, without the URL; empty if it was."""
@@ -697,18 +690,3 @@ def _send(url: str, title: str, text: str, type_: str) -> str:
         return "" if receiver.notify(body=text, title=title, notify_type=type_) else "has not accepted it"
     except Exception as error:  # of more than a hundred plug-ins; the message may have the URL in it
         return f"has failed in apprise ({type(error).__name__})"
-
-
-class Threads:
-    """Runs blocking calls on a few threads of its own, so that many lanes do not delay the control loop's calls."""
-
-    def __init__(self, num_threads: int) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="webhooks")
-
-    async def __call__(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run the call, and return its result. A cancelled caller does not end it."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *arguments, **named))
-
-    def close(self) -> None:
-        """End the threads. Return when the calls that have begun are over."""
-        self._pool.shutdown(cancel_futures=True)

@@ -36,6 +36,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 from pydantic_core import to_json
 
+from shoal_service.clock import cancel_all
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.verbs import VERBS, Verb
 from shoal_service.clusters.wire import (
@@ -160,9 +161,7 @@ class Gateway:
                 if loop.done():
                     loop.result()
         finally:
-            for task in (stopping, *loops):
-                task.cancel()
-            await asyncio.gather(stopping, *loops, return_exceptions=True)
+            await cancel_all([stopping, *loops])
             await self._send_last_report()
 
     # --- what it sees
@@ -593,7 +592,9 @@ class OrderExecutor:
             if verb is None:
                 raise TypeError(f"this release knows no order {order.kind!r}: install that of the service")
             value = await self._carry_out(verb, verb.request.model_validate_json(order.arguments))
-            return Answer(number=order.number, value=_as_json(value))
+            return Answer(
+                number=order.number, value=to_json(value, inf_nan_mode="constants", serialize_unknown=True).decode()
+            )
         except Exception as error:
             if isinstance(error, ClusterUnreachable | ConnectionStale):
                 error = ClusterUnreachable(str(error))
@@ -620,7 +621,3 @@ class OrderExecutor:
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
-
-def _as_json(answer: Any) -> str:
-    return to_json(answer, inf_nan_mode="constants", serialize_unknown=True).decode()

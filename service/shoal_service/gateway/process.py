@@ -13,7 +13,6 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from typing import NoReturn
 
 from shoal_service.clusters.wire import GatewayConfig
 from shoal_service.gateway.gateway import Gateway, Link, RayAccess, RayHangs
-from shoal_service.home import Home, Rejected
+from shoal_service.home import Home, Rejected, make_context
 from shoal_service.process_memory import hide_process
 from shoal_workers.logs import set_up_logs
 
@@ -65,7 +64,8 @@ async def _run(ray: RayAccess, config: GatewayConfig) -> NoReturn:
     handle_signals()
     if config.ends_with_input:
         threading.Thread(target=await_end_of_input, daemon=True, name="input").start()
-    link = Link(config.url, config.token, config.cluster, _verify(config))
+    verify = make_context(config.ca, is_pinned=config.is_same_machine) if config.ca else True
+    link = Link(config.url, config.token, config.cluster, verify)
     gateway = Gateway(
         ray,
         link,
@@ -88,16 +88,6 @@ async def _run(ray: RayAccess, config: GatewayConfig) -> NoReturn:
         await link.close()
         await asyncio.wait_for(asyncio.to_thread(ray.disconnect), _DISCONNECT_S)
     os._exit(status)  # a thread may wait in Ray without limit, and `asyncio.run` would wait for it
-
-
-def _verify(config: GatewayConfig) -> ssl.SSLContext | bool:
-    if not config.ca:
-        return True
-    context = ssl.create_default_context(cadata=config.ca)
-    if config.is_same_machine:
-        context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
-    return context
 
 
 def _say(line: str) -> None:

@@ -42,7 +42,6 @@ from shoal_service.cluster.errors import (
     GcsUnavailable,
 )
 from shoal_service.cluster.gcs import RayNode
-from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
@@ -52,7 +51,7 @@ from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessE
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies import CodePackage, StoredConfig, drop_unheld, version_of
+from shoal_service.supervisor.copies import CodePackage, StoredConfig, drop_unheld, hash_archive
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
 from shoal_service.supervisor.workers.processes import (
     RESERVED_S,
@@ -129,10 +128,6 @@ class RayCluster:
     def disconnect(self) -> None:
         ray.shutdown()
 
-    @property
-    def connected(self) -> bool:
-        return bool(ray.is_initialized())
-
     def snapshot(self) -> ClusterSnapshot:
         """Reads the cluster. Blocks for some seconds at most; if the head dies during the call, until it is back."""
         if not ray.is_initialized():
@@ -149,14 +144,18 @@ class RayCluster:
         return ClusterSnapshot(
             nodes=nodes,
             free={node_id: _make_need(free) for node_id, free in gcs.available().items()},
-            reservations=_list_reservations(actors),
+            reservations=tuple(
+                Reservation(actor.name, job_id, actor.node_id, _make_need(actor.resources), actor.is_alive)
+                for actor in actors
+                if (job_id := job_of_worker(actor.name)) is not None
+            ),
             attempts=frozenset(key for actor in actors if (key := attempt_of(actor.name)) is not None),
             failed=self._failed,
         )
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         self._changed = changed
-        watch = GcsNodeWatch()
+        watch = gcs.GcsNodeWatch()
         watch.start(lambda _: changed())
         return watch.stop
 
@@ -281,7 +280,7 @@ class RayCluster:
         try:
             nodes = gcs.nodes()  # first: Ray's own calls wait for a head that is away
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
-            node_id = gcs.node_of(actor_id(actor))
+            node_id = gcs.find_node(actor_id(actor))
             node = next((node for node in nodes if node.node_id == node_id and node.is_alive), None)
             if node is None or answers(node.ip, node.raylet_port, within_s=reachability.THRESHOLD_S):
                 return ""
@@ -310,7 +309,7 @@ class RayCluster:
             old = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
             return  # an earlier call was interrupted after the kill
-        if not on_node or gcs.node_of(actor_id(old)) == on_node:
+        if not on_node or gcs.find_node(actor_id(old)) == on_node:
             ray.kill(old, no_restart=True)
             _wait_until_free(name)
 
@@ -328,7 +327,7 @@ class RayCluster:
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
         except ValueError:
             return ()
-        return gcs.ends_of(actor_id(actor), MAX_UNRECORDED_STARTS)
+        return gcs.read_ends(actor_id(actor), MAX_UNRECORDED_STARTS)
 
     def reap(self, job_id: str, attempt: int) -> int:
         """The supervisor is killed first, so that it does not replace the workers. Workers are asked to remove their
@@ -417,7 +416,7 @@ class RayCluster:
         return uri if _make_package(job_id, attempt, uri).hold() else ""
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
-        uri = package_uri(version_of(archive))
+        uri = package_uri(hash_archive(archive))
         _make_package(job_id, attempt, uri).store(archive)
         return uri
 
@@ -437,14 +436,6 @@ def _wait_until_free(name: str) -> None:
             return
         time.sleep(0.02)
     raise ClusterUnreachable(f"Ray still has the actor {name}, {_FREE_S:g} s after it was killed")
-
-
-def _list_reservations(actors: Sequence[gcs.RayActor]) -> tuple[Reservation, ...]:
-    return tuple(
-        Reservation(actor.name, job_id, actor.node_id, _make_need(actor.resources), actor.is_alive)
-        for actor in actors
-        if (job_id := job_of_worker(actor.name)) is not None
-    )
 
 
 def _offers_work(node: gcs.RayNode) -> bool:

@@ -101,14 +101,16 @@ def _parse_cause(name: str, settings: object, where: str) -> Cause:
             raise RatesError(f"{where}: the setting {key!r} is unknown. Known are {', '.join(known)}.")
         if key in _NUMBERS and not (isinstance(value, int | float) and 0 <= value < math.inf):
             raise RatesError(f"{where}: {key} is {value!r} and must be a number, 0 or more.")
-    if settings.get("takes") not in [takes.value for takes in Takes]:
-        raise RatesError(f"{where}: takes is {settings.get('takes')!r} and must be one of {', '.join(Takes)}.")
-    if sum(settings.get(rate, 0) > 0 for rate in _RATES) != 1:
-        raise RatesError(f"{where}: set exactly one of {', '.join(_RATES)}.")
-    if settings.get("buddy_lost", 0) > 1:
-        raise RatesError(f"{where}: buddy_lost is {settings['buddy_lost']!r} and must be at most 1.")
-    if settings["takes"] == Takes.SLOW and settings.get("slowdown", 1) <= 1:
-        raise RatesError(f"{where}: takes is slow, which needs a slowdown above 1.")
+    takes, buddy_lost = settings.get("takes"), settings.get("buddy_lost", 0)
+    problems = {
+        f"takes is {takes!r} and must be one of {', '.join(Takes)}": takes not in [member.value for member in Takes],
+        f"set exactly one of {', '.join(_RATES)}": sum(settings.get(rate, 0) > 0 for rate in _RATES) != 1,
+        f"buddy_lost is {buddy_lost!r} and must be at most 1": buddy_lost > 1,
+        "takes is slow, which needs a slowdown above 1": takes == Takes.SLOW and settings.get("slowdown", 1) <= 1,
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise RatesError(f"{where}: {problem}.")
     return Cause(**{**settings, "name": name, "takes": Takes(settings["takes"])})
 
 

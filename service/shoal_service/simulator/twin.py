@@ -13,6 +13,9 @@ kind; what depends on the size of the job does not come from the sample but from
     layouts, step times      `find_layout` is asked about the nodes of the job
     costs                    by the GPUs of the group
     timeouts                 longer by what the machine would add for the job's workers
+
+The file is long because the twin is one thing: what each command and each failure does changes the same heap, the same
+sample of nodes and the same account of time.
 """
 
 from __future__ import annotations
@@ -97,6 +100,14 @@ _IDLE = 48
 _SUSPECTED_S = 1.0
 """Seconds until the control plane has answered a suspicion of a node."""
 _EPSILON_S = 1e-3
+_TERMS = {
+    Stage.RUNNING: "detect",
+    Stage.SWITCHING: "detect",
+    Stage.WAITING: "wait",
+    Stage.COMMITTING: "storage",
+    Stage.FALLING_BACK: "storage",
+}
+"""Where the time of a stage goes in which the job does not train."""
 _ANY = 0
 _MEASURED = 5
 """Steps that the machine has to see before the measured times decide about hangs."""
@@ -311,20 +322,9 @@ class _Twin:
             terms[self._term()] += until - since
 
     def _term(self) -> str:
-        match self.state.current:
-            case Quiescing(interrupt_at=float()):
-                return "grace"
-            case Quiescing():
-                return "leave"
-        match self.state.stage:
-            case Stage.RUNNING | Stage.SWITCHING:
-                return "detect"
-            case Stage.WAITING:
-                return "wait"
-            case Stage.COMMITTING | Stage.FALLING_BACK:
-                return "storage"
-            case _:
-                return "start"
+        if isinstance(self.state.current, Quiescing):
+            return "leave" if self.state.current.interrupt_at is None else "grace"
+        return _TERMS.get(self.state.stage, "start")
 
     def _stop_training(self, *, is_boundary: bool = False) -> None:
         """The group trains no longer: what its nodes have in memory is all that is left of it."""

@@ -38,7 +38,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
 
 from shoal_service.store import lease as leases
-from shoal_service.store.database import Database, code_archives, events, job_specs, jobs, lease, metadata
+from shoal_service.store.database import NEWEST_SPEC, Database, code_archives, events, job_specs, jobs, lease, metadata
 from shoal_service.store.errors import BackupError, StoreUnavailable
 from shoal_service.store.migrate import migrate
 from shoal_service.store.records import read_spec
@@ -239,8 +239,7 @@ def check(database: Database) -> Contents:
             .where(func.coalesce(last.c.seq, 0) != jobs.c.event_seq)
         )
         _none(list(tx.execute(behind.limit(_SHOWN)).scalars()), "have other events than their rows say")
-        spec = (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version)
-        lacking = select(jobs.c.id).outerjoin(job_specs, spec).where(job_specs.c.version.is_(None))
+        lacking = select(jobs.c.id).outerjoin(job_specs, NEWEST_SPEC).where(job_specs.c.version.is_(None))
         _none(list(tx.execute(lacking.limit(_SHOWN)).scalars()), "have no spec")
         versions = tx.execute(select(jobs.c.num, jobs.c.spec_version)).all()
         return Contents(

@@ -27,7 +27,7 @@ from shoal_service.store.errors import (
     JobNotFound,
     RequestConflict,
 )
-from shoal_service.store.records import JobRecord, load, load_spec, pins_of, read_status
+from shoal_service.store.records import JobRecord, load, load_spec, parse_pins, read_status
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract import CheckpointName, ContinueFrom, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecError
@@ -43,14 +43,23 @@ def read_checkpoints(tx: Transaction, job_id: str, *, newest: int | None = None)
     key = (checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
     query = select(checkpoints.c.document).where(checkpoints.c.job_num == job.num).order_by(*key).limit(newest)
     stored = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
-    pins, standing = pins_of(job.pins), read_status(job.status).best
+    pins, standing = parse_pins(job.pins), read_status(job.status).best
     ranked = {} if standing is None else {score.step: (n, score.value) for n, score in enumerate(standing.best, 1)}
     return [checkpoint.model_copy(update=_marks(checkpoint, pins, ranked)) for checkpoint in reversed(stored)]
 
 
+def read_committed(tx: Transaction, job_id: str) -> dict[CheckpointName, CheckpointView]:
+    """Read the checkpoints of a job that are good, by name, oldest first. Raises JobNotFound."""
+    return {
+        CheckpointName(checkpoint.step, checkpoint.attempt, checkpoint.generation): checkpoint
+        for checkpoint in read_checkpoints(tx, job_id)
+        if checkpoint.state is CheckpointState.COMMITTED
+    }
+
+
 def newest(tx: Transaction, job_id: str) -> CheckpointName | None:
     """The newest good checkpoint of a job; None if it has none. Raises JobNotFound."""
-    return max(_committed(tx, job_id), default=None)
+    return max(read_committed(tx, job_id), default=None)
 
 
 def pin(tx: Transaction, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
@@ -85,7 +94,7 @@ def newer_than(tx: Transaction, job_id: str, step: int) -> list[CheckpointName]:
     job = load(tx, job_id)
     if job.state is JobState.QUEUED or job.state in ATTEMPT_STATES:
         raise RequestConflict(job_id, job.state, "go on from another checkpoint: pause it first")
-    committed = sorted(_committed(tx, job_id), reverse=True)
+    committed = sorted(read_committed(tx, job_id), reverse=True)
     if step and step not in {name.step for name in committed}:
         raise CheckpointNotFound(job_id, f"of step {step}")
     newer = [name for name in committed if name.step > step]
@@ -104,7 +113,7 @@ def note_deletion(
         if view.state is CheckpointState.DELETED:
             return view  # retention was faster, or the request is repeated
         edit.event(CheckpointDeleted(name=str(name), step=name.step, reason=reason))
-        left = [checkpoint.step for checkpoint in _committed(tx, job_id) if checkpoint != name]
+        left = [other.step for other in read_committed(tx, job_id) if other != name]
         if edit.status.checkpoint_step == name.step and name.step not in left:
             edit.describe(checkpoint_step=max(left, default=None))
         return _store(tx, edit.job, view.model_copy(update={"state": CheckpointState.DELETED, "pinned": False}))
@@ -131,36 +140,25 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
     wanted = spec.continue_from
     if wanted is None:
         return spec
-    if tx.execute(select(jobs.c.deleting).where(jobs.c.id == wanted.job)).scalar_one_or_none():
+    deleting = tx.execute(select(jobs.c.deleting).where(jobs.c.id == wanted.job)).scalar_one_or_none()
+    if deleting is None:
+        raise SpecError.at("continue_from.job", f"continue_from.job: {JobNotFound(wanted.job)}")
+    if deleting:
         raise SpecError.at("continue_from.job", f"continue_from.job: job {wanted.job} is being deleted.")
     if spec.script is not None:
-        return spec.model_copy(update={"continue_from": _files_of(tx, wanted)})
+        return spec.model_copy(update={"continue_from": _choose_files(tx, wanted)})
+    committed = read_committed(tx, wanted.job)
     try:
-        committed = [
-            checkpoint
-            for checkpoint in read_checkpoints(tx, wanted.job)
-            if checkpoint.state is CheckpointState.COMMITTED
-        ]
-    except JobNotFound as error:
-        raise SpecError.at("continue_from.job", f"continue_from.job: {error}") from None
-    by_name = {
-        CheckpointName(checkpoint.step, checkpoint.attempt, checkpoint.generation): checkpoint
-        for checkpoint in committed
-    }
-    try:
-        chosen = choose(wanted, by_name, spec.stop)
+        chosen = choose(wanted, committed, spec.stop)
     except NoSuchCheckpoint as error:
         raise SpecError.at("continue_from", error.message) from None
-    update = {"step": chosen.step, "checkpoint": str(chosen), "url": by_name[chosen].url}
+    update = {"step": chosen.step, "checkpoint": str(chosen), "url": committed[chosen].url}
     return spec.model_copy(update={"continue_from": wanted.model_copy(update=update)})
 
 
-def _files_of(tx: Transaction, wanted: ContinueFrom) -> ContinueFrom:
+def _choose_files(tx: Transaction, wanted: ContinueFrom) -> ContinueFrom:
     """The files that a script has left. Raises SpecError."""
-    try:
-        job = load(tx, wanted.job)
-    except JobNotFound as error:
-        raise SpecError.at("continue_from.job", f"continue_from.job: {error}") from None
+    job = load(tx, wanted.job)
     spec = load_spec(tx, job.num, job.spec_version)
     if spec.script is None:
         message = (
@@ -221,7 +219,7 @@ def _deletable(tx: Transaction, job: JobRecord, name: CheckpointName, *, is_over
     if view.state not in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
         raise CheckpointConflict(job.id, str(name), view.state, "only one that is in the storage can be deleted")
     pinned = [parsed for pin in job.pins if (parsed := CheckpointName.parse(pin)) is not None]
-    reason = why_kept(name, _committed(tx, job.id), pinned=pinned, is_over=is_over)
+    reason = why_kept(name, read_committed(tx, job.id), pinned=pinned, is_over=is_over)
     needed_by = holders(tx, job.id).get(str(name), [])
     if needed_by and not reason:
         reason = (
@@ -241,14 +239,6 @@ def _find(tx: Transaction, job_id: str, name: CheckpointName) -> CheckpointView:
         if view.name == str(name):
             return view
     raise CheckpointNotFound(job_id, str(name))
-
-
-def _committed(tx: Transaction, job_id: str) -> list[CheckpointName]:
-    return [
-        CheckpointName(checkpoint.step, checkpoint.attempt, checkpoint.generation)
-        for checkpoint in read_checkpoints(tx, job_id)
-        if checkpoint.state is CheckpointState.COMMITTED
-    ]
 
 
 def _store(tx: Transaction, job: JobRecord, view: CheckpointView) -> CheckpointView:

@@ -34,12 +34,14 @@ from shoal_service.store.database import (
     attempt_tokens,
     cluster_orders,
     clusters,
+    in_states,
     insert_on_conflict,
     jobs,
     lease,
 )
 from shoal_service.store.errors import ClusterConflict, ClusterNameTaken, ClusterNotFound, GatewayRefused
 from shoal_service.store.hub import Topic
+from shoal_service.store.records import merge_patch
 from shoal_workers.contract import check_labels
 
 
@@ -255,8 +257,7 @@ def list_clusters(tx: Transaction) -> list[ClusterEntry]:
 
 def count_jobs(tx: Transaction) -> Counter[str]:
     """Count the jobs with an attempt, by cluster."""
-    with_attempt = [state.value for state in ATTEMPT_STATES]
-    query = select(jobs.c.cluster, func.count()).where(jobs.c.state.in_(with_attempt)).group_by(jobs.c.cluster)
+    query = select(jobs.c.cluster, func.count()).where(in_states(ATTEMPT_STATES)).group_by(jobs.c.cluster)
     return Counter({row[0]: row[1] for row in tx.execute(query)})
 
 
@@ -276,8 +277,7 @@ def label(tx: Transaction, name: str, changes: Mapping[str, str | None]) -> None
     or there would be too many."""
     query = select(clusters.c.labels).where(clusters.c.name == name).with_for_update()
     row = tx.require_row(query, ClusterNotFound(name))
-    both = {**json.loads(row.labels), **changes}
-    labels = check_labels({key: value for key, value in both.items() if value is not None})
+    labels = check_labels(merge_patch(json.loads(row.labels), changes))
     tx.execute(update(clusters).where(clusters.c.name == name).values(labels=json.dumps(labels)))
     tx.publish(f"cluster {name}", is_request=True)
 
@@ -346,7 +346,7 @@ def _read_newest_job_report(tx: Transaction, cluster: str) -> float:
     query = (
         select(func.max(attempt_tokens.c.reported_at))
         .join(jobs, (jobs.c.num == attempt_tokens.c.job_num) & (jobs.c.attempt == attempt_tokens.c.attempt))
-        .where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
+        .where(in_states(ATTEMPT_STATES))
         .where(jobs.c.cluster.in_([cluster, ""]))  # empty: it began before there were several
     )
     return tx.execute(query).scalar_one() or 0.0

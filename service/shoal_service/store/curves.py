@@ -81,7 +81,7 @@ from shoal_service.store.database import (
     upsert,
     webhook_cursors,
 )
-from shoal_service.store.records import load_spec, num_of
+from shoal_service.store.records import load_spec, read_job_num
 from shoal_service.views import CheckpointState, JobStatus, SampleColumns
 from shoal_workers.contract import JobSpec, JobState
 
@@ -122,13 +122,14 @@ def read_points(
         min_points: points at least, if the job has as many steps after `after_step` and up to `until_step`.
     """
     num_steps = min(last_step, until_step) - max(after_step, 0)
-    for width in sorted(WIDTHS, reverse=True):
+    levels = _Levels(tx, num, columns)
+    for width in reversed(WIDTHS):
         if num_steps // width >= min_points:
-            rows = list(read_pyramid(tx, num, columns, coarsest=width, after_step=after_step, until_step=until_step))
+            rows = list(levels.read(width, after_step, until_step))
             if len(rows) >= min_points:
                 return rows
             # A job that goes on from another one's checkpoint has fewer steps than the number of its last one says.
-    return list(read_pyramid(tx, num, columns, coarsest=1, after_step=after_step, until_step=until_step))
+    return list(levels.read(1, after_step, until_step))
 
 
 def read_extent(tx: Transaction, num: int) -> tuple[int, int] | None:
@@ -147,65 +148,58 @@ def read_extent(tx: Transaction, num: int) -> tuple[int, int] | None:
     return first, last if last is not None else row.rolled_until
 
 
-def read_pyramid(
-    tx: Transaction,
-    num: int,
-    columns: tuple[str, ...],
-    *,
-    coarsest: int,
-    after_step: int,
-    until_step: int,
-    with_singles: bool = True,
-) -> Iterator[Any]:
-    """Yield the level `coarsest` (1: the steps themselves) as far as it is written, and finer ones after that; before
-    it, where old rows of it were deleted, the next coarser ones.
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """Reads columns of a job's steps (width 1) and of their roll-ups."""
 
-    Args:
-        with_singles: also the steps that stayed where the others were deleted; of the steps themselves only.
-    """
-    thinned = tx.execute(_THINNED_UNTIL, {"of_job": num}).scalar_one() if coarsest == 1 else 0
-    rows = _read_down(tx, num, columns, coarsest, max(after_step, min(thinned, until_step)), until_step)
-    first = next(rows, None)
-    begin = until_step if first is None else first.step - coarsest
-    head = {row.step: row for row in _read_up(tx, num, columns, coarsest * FACTOR, after_step, begin)}
-    if with_singles and after_step < thinned:
-        head |= {row.step: row for row in read_level(tx, num, columns, 1, after_step, min(thinned, until_step))}
-    for step in sorted(head):
-        yield head[step]
-    if first is not None:
-        yield first
-        yield from rows
+    tx: Transaction
+    num: int
+    columns: tuple[str, ...]
 
+    def read(self, coarsest: int, after: int, until: int, *, with_singles: bool = True) -> Iterator[Any]:
+        """Yield the rows after step `after` up to `until`: those of the level `coarsest` as far as it goes. After it
+        come finer levels, whose rows are not rolled up yet. Before it, where old rows of it were deleted, are coarser
+        ones.
 
-def _read_down(
-    tx: Transaction, num: int, columns: tuple[str, ...], coarsest: int, after: int, until: int
-) -> Iterator[Any]:
-    """Yield the rows of a level, and of finer ones what is not rolled up yet."""
-    done = after
-    for width in sorted((width for width in (1, *WIDTHS) if width <= coarsest), reverse=True):
-        for row in read_level(tx, num, columns, width, done, until):
-            if row.step > done:
-                done = row.step
-                yield row
+        Args:
+            with_singles: also the steps that stayed where the others were deleted; of the steps themselves only.
+        """
+        thinned = self.tx.execute(_THINNED_UNTIL, {"of_job": self.num}).scalar_one() if coarsest == 1 else 0
+        rows = self._read_on(coarsest, max(after, min(thinned, until)), until)
+        first = next(rows, None)
+        earlier = self._read_before(coarsest, after, until if first is None else first.step - coarsest)
+        if with_singles and after < thinned:
+            earlier |= {row.step: row for row in self.read_level(1, after, min(thinned, until))}
+        for step in sorted(earlier):
+            yield earlier[step]
+        if first is not None:
+            yield first
+            yield from rows
 
+    def _read_on(self, coarsest: int, after: int, until: int) -> Iterator[Any]:
+        """Yield the rows of a level, and of finer ones what is not rolled up yet."""
+        for width in reversed([width for width in (1, *WIDTHS) if width <= coarsest]):
+            for row in self.read_level(width, after, until):
+                if row.step > after:
+                    after = row.step
+                    yield row
 
-def _read_up(tx: Transaction, num: int, columns: tuple[str, ...], width: int, after: int, until: int) -> Iterator[Any]:
-    """Yield the rows of a level up to the step at which the finer one begins, and of coarser ones what it lacks."""
-    if width <= WIDTHS[-1] and until > max(after, 0):
-        rows = list(read_level(tx, num, columns, width, after, until))
-        begin = rows[0].step - width if rows else until
-        yield from _read_up(tx, num, columns, width * FACTOR, after, begin)
-        yield from (row for row in rows if row.step > after)
+    def _read_before(self, finer: int, after: int, until: int) -> dict[int, Any]:
+        """Return the rows up to the step at which a level begins, by step: of the next coarser level, and of still
+        coarser ones what that lacks."""
+        earlier: dict[int, Any] = {}
+        for width in (width for width in WIDTHS if width > finer):
+            rows = list(self.read_level(width, after, until)) if until > max(after, 0) else []
+            earlier |= {row.step: row for row in rows if row.step > after}
+            until = rows[0].step - width if rows else until
+        return earlier
 
-
-def read_level(
-    tx: Transaction, num: int, columns: tuple[str, ...], width: int, after: int, until: int
-) -> Iterator[Any]:
-    """Yield the roll-ups over `width` steps that end after step `after` and up to `until`; 1: the steps themselves."""
-    if width > 1:  # to numbers of buckets: bucket 0 ends at step `width`
-        after, until = max(after, 0) // width - 1, until // width - 1
-    bounds = {"of_job": num, "of_width": width, "after": after, "until": until}
-    yield from tx.execute(_level(columns, width == 1), bounds)
+    def read_level(self, width: int, after: int, until: int) -> Iterator[Any]:
+        """Yield the rows of one level that end after step `after` and up to `until`."""
+        if width > 1:  # from steps to numbers of buckets: bucket 0 ends at step `width`
+            after, until = max(after, 0) // width - 1, until // width - 1
+        bounds = {"of_job": self.num, "of_width": width, "after": after, "until": until}
+        yield from self.tx.execute(_level(self.columns, width == 1), bounds)
 
 
 @cache
@@ -288,7 +282,7 @@ def read_curve(
 
     Points are means over equal buckets if there are more steps, or if the single steps are gone. Raises JobNotFound.
     """
-    job_num = num_of(tx, job_id)
+    job_num = read_job_num(tx, job_id)
     extent = read_extent(tx, job_num)
     if extent is None:
         return []
@@ -297,32 +291,31 @@ def read_curve(
     num_steps = last - first + 1
     if num_steps <= 0:
         return []
-    levels = [width for width in WIDTHS if num_steps > _MAX_ROWS and num_steps // width >= max_points]
-    coarsest = next((width for width in levels if num_steps // width <= _MAX_ROWS), levels[-1] if levels else 1)
+    widths = [width for width in WIDTHS if num_steps > _MAX_ROWS and num_steps // width >= max_points]
+    coarsest = next((width for width in widths if num_steps // width <= _MAX_ROWS), widths[-1] if widths else 1)
     reads_all = num_steps <= max_points
-    rows = read_pyramid(
-        tx, job_num, _VALUES, coarsest=coarsest, after_step=first - 1, until_step=last, with_singles=reads_all
-    )
-    points = map(point_of, rows)
+    levels = _Levels(tx, job_num, _VALUES)
+    points = map(make_point, levels.read(coarsest, first - 1, last, with_singles=reads_all))
     if reads_all:
         return list(points)
     return downsample(points, first_step=first, width=bucket_steps(first, last, max_points))
 
 
-def rolled_until(tx: Transaction, job_num: int) -> int:
-    """The last step that is in roll-ups of the finest level. A curve can do without the steps up to it."""
-    bucket = tx.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": FACTOR}).scalar_one()
-    return 0 if bucket is None else (bucket + 1) * FACTOR
+def rolled_until(tx: Transaction, job_num: int, width: int = FACTOR) -> int:
+    """Return the last step in roll-ups over `width` steps, 0 if there are none. A curve can do without the steps up to
+    that of the finest level."""
+    bucket = tx.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": width}).scalar_one()
+    return 0 if bucket is None else (bucket + 1) * width
 
 
 def _buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
     """Makes the rows of the buckets [begin, end) of one level, from the level below."""
-    below = read_level(tx, job_num, _VALUES, width // FACTOR, begin * width, end * width)
-    for point in downsample(map(point_of, below), first_step=begin * width + 1, width=width):
-        yield row_of(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
+    below = _Levels(tx, job_num, _VALUES).read_level(width // FACTOR, begin * width, end * width)
+    for point in downsample(map(make_point, below), first_step=begin * width + 1, width=width):
+        yield make_row(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
 
 
-def point_of(row: Any) -> SeriesPoint:
+def make_point(row: Any) -> SeriesPoint:
     """Makes a point of a row of the series or of its roll-ups; without validation, since there are many."""
     return SeriesPoint.model_construct(
         step=row.step,
@@ -340,7 +333,7 @@ def point_of(row: Any) -> SeriesPoint:
     )
 
 
-def row_of(point: SeriesPoint, **key: int) -> dict[str, Any]:
+def make_row(point: SeriesPoint, **key: int) -> dict[str, Any]:
     """Makes the row of a point, or of a mean of points, with the key of its table: NULL for NaN and for no metrics,
     otherwise metrics as JSON."""
     return {
@@ -441,7 +434,7 @@ def cluster_goodput(tx: Transaction) -> tuple[ClusterGoodput, ...]:
 
 def read_samples(tx: Transaction, job_id: str, *, after: float = 0.0) -> SampleColumns:
     """Read the samples of a job's accounts after a time, oldest first. Raises JobNotFound."""
-    job_num = num_of(tx, job_id)
+    job_num = read_job_num(tx, job_id)
     query = select(job_samples).where(job_samples.c.job_num == job_num, job_samples.c.at > after)
     rows = _thinned(list(tx.execute(query.order_by(job_samples.c.at))))
     wanted = _wanted(tx, job_num)

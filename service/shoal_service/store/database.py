@@ -10,7 +10,8 @@ wait in a queue before the database. SQLite's own busy handler is unfair: it pol
 
 The tables use only types that SQLite and PostgreSQL share: JSON is text, times are seconds since the epoch. All rows of
 a job refer to `jobs.num`, a small integer that also orders the list of jobs (newest first) without ties. Events, logs
-and series are keyed by (job_num, number), so that the rows of one job are adjacent.
+and series are keyed by (job_num, number), so that the rows of one job are adjacent. More than half of this file are
+these tables: every module of the store takes its transaction and its tables from one place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from functools import cache, partial
@@ -68,7 +69,7 @@ from shoal_service.store.errors import StoreError, StoreUnavailable
 from shoal_service.store.hub import Hub
 from shoal_service.telemetry.catalogue import DATABASE_SECONDS, Exemplar
 from shoal_service.telemetry.tallies import Count, Durations
-from shoal_workers.contract import IncidentCause
+from shoal_workers.contract import IncidentCause, JobState
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Transaction:
         """Counts for `DatabaseTallies.counts`, after the commit."""
         self._after_commit += [partial(_count, kind) for kind in kinds]
 
-    def show(self, exemplars: Mapping[IncidentCause, Exemplar]) -> None:
+    def keep_exemplars(self, exemplars: Mapping[IncidentCause, Exemplar]) -> None:
         """Keeps an exemplar for `DatabaseTallies.exemplars`, after the commit."""
         self._after_commit.append(lambda tallies: tallies.exemplars.update(exemplars))
 
@@ -176,8 +177,8 @@ class Database:
         self._failing: tuple[float, str] | None = None
         """Monotonic time and message of the first write that failed since the last one that did not."""
         event.listen(self._engine, "after_cursor_execute", self._executed)
-        self._announced: Connection | None = None
-        self._announcing = threading.Lock()
+        self._presence: Connection | None = None
+        self._presence_lock = threading.RLock()
         self._queue: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @contextmanager
@@ -199,42 +200,39 @@ class Database:
             raise
         self._failing = None
 
-    def announce(self, name: str) -> bool:
-        """Lets other processes see that this one lives, by a lock that PostgreSQL keeps as long as the connection does.
-        Repeat it: the connection may have broken. False: the database cannot do that (SQLite), or does not now."""
+    def hold_presence(self, name: str) -> bool:
+        """Let other processes see that this one lives, by a lock that PostgreSQL keeps as long as the connection does.
+        Repeat it: the connection may have broken. Return False if the database cannot do that (SQLite), or not now."""
         if self.is_sqlite:
             return False
-        with self._announcing:
+        with self._presence_lock:
             try:
-                if self._announced is None:
-                    self._announced = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-                    return bool(self._announced.execute(_TRY_LOCK, {"key": _key_of(name)}).scalar_one())
-                return bool(self._announced.execute(_HOLDS_LOCK, _parts_of(name)).scalar_one())
+                if self._presence is None:
+                    self._presence = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                    return bool(self._presence.execute(_TRY_LOCK, {"key": _make_lock_key(name)}).scalar_one())
+                return bool(self._presence.execute(_HOLDS_LOCK, _make_lock_parts(name)).scalar_one())
             except (OperationalError, InterfaceError, SqlTimeoutError):
-                self._withdraw()
+                self.release_presence()
                 return False
 
-    def is_announced(self, name: str) -> bool:
-        """Return whether a process of that name lives; always True on SQLite, which cannot know."""
+    def is_present(self, name: str) -> bool:
+        """Return True if a process of that name lives; always on SQLite, which cannot know."""
         if self.is_sqlite:
             return True
         with self.read() as tx:
-            return bool(tx.execute(_IS_LOCKED, _parts_of(name)).scalar_one())
+            return bool(tx.execute(_IS_LOCKED, _make_lock_parts(name)).scalar_one())
 
-    def withdraw(self) -> None:
-        """Undoes `announce`."""
-        with self._announcing:
-            self._withdraw()
+    def release_presence(self) -> None:
+        """Undo `hold_presence`."""
+        with self._presence_lock:
+            if self._presence is not None:
+                self._presence.invalidate()  # not back into the pool: the lock is the connection's
+                self._presence.close()
+                self._presence = None
 
     def close(self) -> None:
-        self.withdraw()
+        self.release_presence()
         self._engine.dispose()
-
-    def _withdraw(self) -> None:
-        if self._announced is not None:
-            self._announced.invalidate()  # not back into the pool: the lock is the connection's
-            self._announced.close()
-            self._announced = None
 
     def _unwritten(self) -> str:
         if (failing := self._failing) is None:
@@ -244,13 +242,15 @@ class Database:
 
     @contextmanager
     def _timed(self, kind: str) -> Iterator[None]:
+        """Measure a transaction. A failure outside of the program (no server, full disk, a lock held too long) becomes
+        StoreUnavailable."""
         start_mono = time.monotonic()
         try:
-            with _reachable():
-                yield
-        except StoreUnavailable:
+            yield
+        except (OperationalError, InterfaceError, SqlTimeoutError) as error:
             self.tallies.errors.add()
-            raise
+            reason = error.orig if isinstance(error, OperationalError | InterfaceError) else error
+            raise StoreUnavailable(f"The database does not answer: {reason}") from error
         finally:
             self.tallies.seconds.observe(time.monotonic() - start_mono, kind)
 
@@ -260,16 +260,6 @@ class Database:
         """Called by SQLAlchemy after each statement: counts the rows that go into the table of events."""
         if context.isinsert and getattr(context.compiled.statement, "table", None) is events:
             self.tallies.events.add(amount=len(parameters) if many else 1)
-
-
-@contextmanager
-def _reachable() -> Iterator[None]:
-    """Turns failures outside of the program (no server, full disk, a lock held too long) into StoreUnavailable."""
-    try:
-        yield
-    except (OperationalError, InterfaceError, SqlTimeoutError) as error:
-        reason = error.orig if isinstance(error, OperationalError | InterfaceError) else error
-        raise StoreUnavailable(f"The database does not answer: {reason}") from error
 
 
 _LOCKED = (
@@ -282,14 +272,14 @@ _HOLDS_LOCK = text(_LOCKED.format(more=" AND pid = pg_backend_pid()"))
 _TRY_LOCK = text("SELECT pg_try_advisory_lock(:key)")
 
 
-def _key_of(name: str) -> int:
+def _make_lock_key(name: str) -> int:
     """The name as a signed number of 64 bits."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
 
 
-def _parts_of(name: str) -> dict[str, int]:
+def _make_lock_parts(name: str) -> dict[str, int]:
     """The two halves of the key, as PostgreSQL shows them."""
-    high, low = divmod(_key_of(name) % (1 << 64), 1 << 32)
+    high, low = divmod(_make_lock_key(name) % (1 << 64), 1 << 32)
     return {"high": high, "low": low}
 
 
@@ -306,15 +296,31 @@ def in_projects(
     return is_visible if project is None else and_(is_visible, column == project)
 
 
-def json_text(tx: Transaction, document: Column[str], *path: str) -> ColumnElement[Any]:
-    """Selects the text at this path of a JSON document in a column; NULL: there is none."""
+def in_states(states: Iterable[JobState]) -> ColumnElement[bool]:
+    """Select the jobs in one of these states."""
+    return jobs.c.state.in_(sorted(state.value for state in states))
+
+
+def json_text(tx: Transaction, document: ColumnElement[Any], *path: str) -> ColumnElement[Any]:
+    """Select the text at this path of a JSON document in a column; NULL if there is none."""
     if tx.connection.dialect.name == "sqlite":
-        return func.json_extract(document, "$." + ".".join(path))
+        return func.json_extract(document, _sqlite_path(path))
     return func.json_extract_path_text(cast(document, JSON), *path)
 
 
-def json_number(tx: Transaction, document: Column[str], *path: str) -> ColumnElement[Any]:
-    """Selects the number at this path of a JSON document in a column; NULL: there is none."""
+def json_type(tx: Transaction, document: ColumnElement[Any], *path: str) -> ColumnElement[Any]:
+    """Select the type of the value at this path, as the database names it; NULL if there is none."""
+    if tx.connection.dialect.name == "sqlite":
+        return func.json_type(document, _sqlite_path(path))
+    return func.json_typeof(func.json_extract_path(cast(document, JSON), *path))
+
+
+def _sqlite_path(path: Sequence[str]) -> str:
+    return "$" + "".join(f'."{key}"' for key in path)  # a key has no quote: the language has no way to write one
+
+
+def json_number(tx: Transaction, document: ColumnElement[Any], *path: str) -> ColumnElement[Any]:
+    """Select the number at this path of a JSON document in a column; NULL if there is none."""
     number = json_text(tx, document, *path)
     return number if tx.connection.dialect.name == "sqlite" else cast(number, Double)
 
@@ -483,6 +489,9 @@ job_specs = Table(
     PrimaryKeyConstraint("job_num", "version"),
     sqlite_with_rowid=False,
 )
+
+NEWEST_SPEC = and_(job_specs.c.job_num == jobs.c.num, job_specs.c.version == jobs.c.spec_version)
+"""Joins `job_specs` to `jobs`."""
 
 events = Table(
     "events",
@@ -781,7 +790,7 @@ lease = Table(
     Column("owner", String(255), nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("expires_at", Double, nullable=False),
-    Column("session_owner", String(255), nullable=False, server_default=""),  # the owner that Database.announce knows
+    Column("session_owner", String(255), nullable=False, server_default=""),  # it holds Database.hold_presence
 )
 
 

@@ -25,18 +25,18 @@ from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeue
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import WorkerFlow
 from shoal_service.store import checkpoint_rows, supervisor_links
-from shoal_service.store.database import Transaction, jobs
+from shoal_service.store.database import Transaction, in_states, jobs
 from shoal_service.store.edit import edit_job
 from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.records import (
     QUARANTINED,
     JobRow,
     Readable,
-    pins_of,
-    profile_of,
+    describe_quarantine,
+    make_status,
+    parse_pins,
+    parse_profile,
     read_spec,
-    status_of,
-    why_quarantined,
 )
 from shoal_workers.contract import EndReason, IncidentCause, JobSpec, JobState
 from shoal_workers.recently_used import RecentlyUsed
@@ -127,7 +127,7 @@ def to_drive(
     ]
 
 
-_HELD = select(*_COLUMNS).where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES))).order_by(jobs.c.num)
+_HELD = select(*_COLUMNS).where(in_states(ATTEMPT_STATES)).order_by(jobs.c.num)
 _QUEUED = (
     select(*_COLUMNS)
     .where(jobs.c.state == JobState.QUEUED.value)
@@ -140,7 +140,7 @@ def _drive_row(tx: Transaction, known: KnownJobs, row: Row[Any], unreadable: dic
     spec = known.read_spec(tx, row.id, row.num, row.spec_version)
     if spec.problem:
         if unreadable is not None:
-            unreadable[row.id] = why_quarantined(spec)
+            unreadable[row.id] = describe_quarantine(spec)
         return None
     return DriveRow(
         id=row.id,
@@ -154,9 +154,9 @@ def _drive_row(tx: Transaction, known: KnownJobs, row: Row[Any], unreadable: dic
         cluster=row.cluster,
         created_at=row.created_at,
         priority=row.priority,
-        status=status_of(row),
-        pins=pins_of(row.pins),
-        profile=profile_of(row.profile),
+        status=make_status(row),
+        pins=parse_pins(row.pins),
+        profile=parse_profile(row.profile),
     )
 
 

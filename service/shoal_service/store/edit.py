@@ -37,7 +37,7 @@ from shoal_service.store import curves
 from shoal_service.store.curves import thin_events
 from shoal_service.store.database import Transaction, events, jobs, logs, queue_places
 from shoal_service.store.errors import RequestConflict
-from shoal_service.store.records import JobRecord, document_of, load, load_spec, status_document
+from shoal_service.store.records import JobRecord, dump_data, load, load_spec, status_document
 from shoal_service.views import JobStatus
 from shoal_workers.contract import EndReason, JobState, LogStream
 from shoal_workers.contract.plain_text import plain_text
@@ -84,7 +84,7 @@ class JobEdit:
                 "seq": self.job.event_seq + len(self._events) + 1,
                 "at": event.at,
                 "type": plain_text(event.type)[:64],
-                "data": document_of(event.data),
+                "data": dump_data(event.data),
             }
         )
 
@@ -229,12 +229,12 @@ def save_all(tx: Transaction, edits: Sequence[JobEdit]) -> list[bool]:
     written = [edit.written() for edit in edits]
     changes = [edit for edit in written if edit is not None]
     curves.store_samples(tx, [change.sample for change in changes if change.sample is not None])
-    for columns, same in groupby(sorted(changes, key=_columns_of), key=_columns_of):
+    for columns, same in groupby(sorted(changes, key=_column_names), key=_column_names):
         tx.execute(_update(columns), [edit.columns for edit in same])
     return [edit is not None for edit in written]
 
 
-def _columns_of(change: _Written) -> tuple[str, ...]:
+def _column_names(change: _Written) -> tuple[str, ...]:
     return tuple(sorted(change.columns))
 
 
@@ -249,8 +249,20 @@ def _append_lines(tx: Transaction, job: JobRecord, attempt: int, lines: Sequence
     """Stores lines of an attempt, and deletes the oldest beyond MAX_LOG_LINES. Returns the number of the last."""
     job_num, last = job.num, job.log_seq + len(lines)
     kept = sorted(lines, key=lambda line: line.at)[-MAX_LOG_LINES:]
-    first = last - len(kept) + 1
-    tx.execute(insert(logs), [_log_row(job_num, attempt, first + i, line) for i, line in enumerate(kept)])
+    rows = [
+        {
+            "job_num": job_num,
+            "seq": seq,
+            "at": line.at,
+            "rank": line.rank,
+            "worker_id": plain_text(line.worker_id)[:128],
+            "stream": line.stream.value,
+            "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
+            "attempt": attempt,
+        }
+        for seq, line in enumerate(kept, last - len(kept) + 1)
+    ]
+    tx.execute(insert(logs), rows)
     if last > MAX_LOG_LINES:
         tx.execute(delete(logs).where(logs.c.job_num == job_num, logs.c.seq <= last - MAX_LOG_LINES))
     return last
@@ -264,19 +276,6 @@ def log_event(tx: Transaction, job_id: str, name: str, type_: str, data: Mapping
             _LEVELS.get(description.severity, logging.INFO), type_, job=job_id, job_name=name, text=description.message
         )
     return description.message
-
-
-def _log_row(job_num: int, attempt: int, seq: int, line: PendingLog) -> dict[str, Any]:
-    return {
-        "job_num": job_num,
-        "seq": seq,
-        "at": line.at,
-        "rank": line.rank,
-        "worker_id": plain_text(line.worker_id)[:128],
-        "stream": line.stream.value,
-        "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
-        "attempt": attempt,
-    }
 
 
 def _book(

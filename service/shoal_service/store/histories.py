@@ -18,16 +18,16 @@ from shoal_service.core.events.catalogue import describe
 from shoal_service.core.parity import DEFAULT_TOLERANCE, compare, differences
 from shoal_service.store import curves
 from shoal_service.store.checkpoint_rows import read_checkpoints
-from shoal_service.store.curves import point_of
-from shoal_service.store.database import Transaction, events, incidents, job_specs, jobs, logs, series
+from shoal_service.store.curves import make_point
+from shoal_service.store.database import Transaction, events, in_states, incidents, job_specs, jobs, logs, series
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.records import (
     load,
     load_spec,
     load_view,
-    num_of,
+    parse_workers,
+    read_job_num,
     read_spec_text,
-    workers_of,
 )
 from shoal_service.views import (
     EventView,
@@ -53,7 +53,7 @@ def read_events(
 ) -> list[EventView]:
     """Read the first `limit` events after number `after`, or the newest `tail` of them."""
     query = select(events.c.seq, events.c.at, events.c.type, events.c.data).where(
-        events.c.job_num == num_of(tx, job_id), events.c.seq > after
+        events.c.job_num == read_job_num(tx, job_id), events.c.seq > after
     )
     return [_make_event(row) for row in _read_by_number(tx, query, events.c.seq, limit=limit, tail=tail)]
 
@@ -68,7 +68,7 @@ def read_logs(
     limit: int = 1000,
 ) -> list[LogView]:
     """Read the first `limit` lines after number `after`, or the newest `tail` of them."""
-    query = select(logs).where(logs.c.job_num == num_of(tx, job_id))
+    query = select(logs).where(logs.c.job_num == read_job_num(tx, job_id))
     if rank is not None:
         query = query.where(logs.c.rank == rank)
     if after is not None:
@@ -86,29 +86,30 @@ def read_series(
     limit: int | None = None,
 ) -> list[SeriesPoint]:
     """Read the first `limit` steps after `after_step` up to `until_step`."""
-    query = select(series).where(series.c.job_num == num_of(tx, job_id), series.c.step > after_step)
+    query = select(series).where(series.c.job_num == read_job_num(tx, job_id), series.c.step > after_step)
     if until_step is not None:
         query = query.where(series.c.step <= until_step)
-    return [point_of(row) for row in tx.execute(query.order_by(series.c.step).limit(limit))]
+    return [make_point(row) for row in tx.execute(query.order_by(series.c.step).limit(limit))]
 
 
 def read_workers(tx: Transaction, job_id: str) -> list[WorkerView]:
     row = tx.require_row(select(jobs.c.workers).where(jobs.c.id == job_id), JobNotFound(job_id))
-    return workers_of(row.workers)
+    return parse_workers(row.workers)
 
 
 def read_workers_by_node(tx: Transaction) -> Counter[str]:
     """Count the workers of all jobs that have not ended, by node id."""
-    ended = [state.value for state in JobState if state.ended]
-    documents = tx.execute(select(jobs.c.workers).where(jobs.c.state.not_in(ended))).scalars()
-    return Counter(worker.node_id for document in documents for worker in workers_of(document) if worker.node_id)
+    documents = tx.execute(
+        select(jobs.c.workers).where(in_states(state for state in JobState if not state.ended))
+    ).scalars()
+    return Counter(worker.node_id for document in documents for worker in parse_workers(document) if worker.node_id)
 
 
 def read_incidents(tx: Transaction, job_id: str, *, newest: int | None = None) -> list[IncidentView]:
     """Read the incidents in the order of their attempts; of many only the `newest`."""
     query = (
         select(incidents.c.document)
-        .where(incidents.c.job_num == num_of(tx, job_id))
+        .where(incidents.c.job_num == read_job_num(tx, job_id))
         .order_by(incidents.c.attempt.desc(), incidents.c.id.desc())
         .limit(newest)
     )
@@ -169,7 +170,7 @@ def read_last_change(tx: Transaction) -> float:
 
 def read_spec_versions(tx: Transaction, job_id: str) -> list[SpecVersion]:
     """Read the versions of a spec, oldest first, without what today's rules refuse. Raises JobNotFound."""
-    num = num_of(tx, job_id)
+    num = read_job_num(tx, job_id)
     query = (
         select(job_specs.c.version, job_specs.c.accepted_at, job_specs.c.document)
         .where(job_specs.c.job_num == num)

@@ -17,11 +17,19 @@ from shoal_service.core.islands import Contribution
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.fleet_views import IslandArrival, IslandRound
 from shoal_service.store import driving
-from shoal_service.store.checkpoint_rows import read_checkpoints
-from shoal_service.store.database import Transaction, island_rounds, job_specs, jobs, json_text, upsert
+from shoal_service.store.checkpoint_rows import read_committed
+from shoal_service.store.database import (
+    NEWEST_SPEC,
+    Transaction,
+    in_states,
+    island_rounds,
+    job_specs,
+    jobs,
+    json_text,
+    upsert,
+)
 from shoal_service.store.errors import RequestConflict
-from shoal_service.store.records import JobRecord, num_of, read_spec_text
-from shoal_service.views import CheckpointState
+from shoal_service.store.records import JobRecord, read_job_num, read_spec_text
 from shoal_workers.contract import JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecError
 from shoal_workers.contract.islands import IslandsSpec, RoundDecision
@@ -131,7 +139,7 @@ def note(
 
     Return all that has arrived, with the times at which it was first seen. Raises JobNotFound.
     """
-    num = num_of(tx, run, lock=True)
+    num = read_job_num(tx, run, lock=True)
     where = (island_rounds.c.job_num == num) & (island_rounds.c.round == number)
     known = tx.execute(select(island_rounds.c.contributions, island_rounds.c.decision).where(where)).one_or_none()
     text, decision = known or ("[]", "")
@@ -151,7 +159,7 @@ def close(tx: Transaction, run: str, decision: RoundDecision, *, now: float) -> 
 
     Raises JobNotFound.
     """
-    num = num_of(tx, run, lock=True)
+    num = read_job_num(tx, run, lock=True)
     where = (island_rounds.c.job_num == num) & (island_rounds.c.round == decision.round)
     values = {"decision": decision.model_dump_json(), "closed_at": now}
     if not tx.execute(update(island_rounds).where(where & (island_rounds.c.decision == "")).values(values)).rowcount:
@@ -189,9 +197,7 @@ def _first_round(
     tx: Transaction, ledger: Sequence[IslandRound], job_id: str, island: int, choose: Callable[[list[int]], int]
 ) -> int:
     """Return the first round that an island takes after its oldest (min) or newest (max) checkpoint."""
-    stored = read_checkpoints(tx, job_id)
-    steps = [checkpoint.step for checkpoint in stored if checkpoint.state is CheckpointState.COMMITTED]
-    step = choose(steps or [0])
+    step = choose([name.step for name in read_committed(tx, job_id)] or [0])
     # A round that was sent to before the checkpoint may not have landed by then.
     sent = ((row.round, arrival) for row in ledger for arrival in row.arrived if arrival.island == island)
     return max((number for number, arrival in sent if arrival.step < step), default=0)
@@ -202,8 +208,8 @@ def _islands(tx: Transaction, run: str, states: Collection[JobState]) -> list[tu
     spec = job_specs.c.document
     rows = tx.execute(
         select(jobs.c.id, json_text(tx, spec, "islands", "index"))
-        .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
-        .where(jobs.c.state.in_(sorted(state.value for state in states)))
+        .join(job_specs, NEWEST_SPEC)
+        .where(in_states(states))
         .where(json_text(tx, spec, "islands", "run") == run)
         .order_by(jobs.c.num)
     )

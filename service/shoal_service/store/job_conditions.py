@@ -11,14 +11,15 @@ set.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any, assert_never
 
-from sqlalchemy import JSON, ColumnElement, Double, String, and_, case, cast, func, literal, not_, or_, select, true
+from sqlalchemy import ColumnElement, Double, String, and_, case, cast, func, literal, not_, or_, select, true
 
 from shoal_service.core.where.fields import FACTS, Field, JobDocuments, Kind, Source, value_of
 from shoal_service.core.where.language import (
@@ -33,21 +34,33 @@ from shoal_service.core.where.language import (
     Order,
     Relation,
 )
-from shoal_service.store.database import Transaction, job_labels, job_specs, jobs, queue_places, series
-from shoal_service.store.records import fields_of
+from shoal_service.store.database import (
+    NEWEST_SPEC,
+    Transaction,
+    job_labels,
+    job_specs,
+    jobs,
+    json_text,
+    json_type,
+    series,
+)
+from shoal_service.store.records import QUEUE_POSITION, parse_fields
 from shoal_workers.contract import EndReason
 
 _Sql = ColumnElement[Any]
-_SPEC = (
-    select(job_specs.c.document)
-    .where(job_specs.c.job_num == jobs.c.num, job_specs.c.version == jobs.c.spec_version)
-    .correlate(jobs)
-    .scalar_subquery()
-)
-_QUEUE = select(queue_places.c.position).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
+_SPEC = select(job_specs.c.document).where(NEWEST_SPEC).correlate(jobs).scalar_subquery()
 _REFUSED = frozenset({"loss", "grad_norm"})
 """Columns of which one is not finite in the step at which a job stops for that reason; the step has no row."""
+_DOCUMENTS: Mapping[Source, _Sql] = {Source.STATUS: jobs.c.status, Source.SETTING: _SPEC}
 _TEXTS = frozenset({Kind.TEXT, Kind.STATE})
+_NEVER = literal(0) == literal(1)
+_COMPARISONS: Mapping[Relation, Callable[[_Sql, _Sql], ColumnElement[bool]]] = {
+    Relation.EQUAL: operator.eq,
+    Relation.LESS: operator.lt,
+    Relation.AT_MOST: operator.le,
+    Relation.MORE: operator.gt,
+    Relation.AT_LEAST: operator.ge,
+}
 _PLAIN = re.compile(r"[A-Za-z0-9 ._:=-]*")
 """A text that JSON has as it is, so a value that holds it is in a document that holds it."""
 
@@ -71,17 +84,16 @@ def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) 
     """The values of the jobs with these numbers, by number and name of the field; a job without a value has no name."""
     if not columns or not nums:
         return {num: {} for num in nums}
-    labels: dict[int, dict[str, str]] = defaultdict(dict)
-    for row in tx.execute(select(job_labels).where(job_labels.c.job_num.in_(nums))):
-        labels[row.job_num][row.key] = row.value
-    values_by_num = {}
+    labels, values_by_num = read_labels(tx, nums), {}
     over_steps = [_Values(tx).over_steps(field).label(field.name) for field in columns if field.source is Source.SERIES]
-    query = select(jobs, _SPEC.label("spec"), _QUEUE.label("queue_position"), *over_steps).where(jobs.c.num.in_(nums))
+    query = select(jobs, _SPEC.label("spec"), QUEUE_POSITION.label("queue_position"), *over_steps).where(
+        jobs.c.num.in_(nums)
+    )
     for row in tx.execute(query):
         job = JobDocuments(
             columns=dict(row._mapping),
-            status=fields_of(row.status),
-            spec=fields_of(row.spec),
+            status=parse_fields(row.status),
+            spec=parse_fields(row.spec),
             labels=labels[row.num],
             queue_position=row.queue_position,
             archived=row.archived_at is not None,
@@ -89,6 +101,15 @@ def read_values(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) 
         values = {field.name: value_of(field, job) for field in columns}
         values_by_num[row.num] = {name: value for name, value in values.items() if value is not None}
     return values_by_num
+
+
+def read_labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Read the labels of the jobs with these numbers, by number of the job and by name."""
+    labels: dict[int, dict[str, str]] = defaultdict(dict)
+    query = select(job_labels).where(job_labels.c.job_num.in_(nums)).order_by(job_labels.c.job_num, job_labels.c.key)
+    for row in tx.execute(query):
+        labels[row.job_num][row.key] = row.value
+    return labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +134,7 @@ class _Values:
                 assert_never(condition)
 
     def sortable(self, field: Field) -> list[_Sql]:
-        match field.kind:
-            case Kind.TEXT | Kind.STATE:
-                return [self._text(field)]
-            case Kind.NUMBER | Kind.TIME:
-                return [self._number(field)]
-            case Kind.SWITCH:
-                return [self._switch(field)]
-            case Kind.LABEL:
-                return [self._number(field), self._text(field)]
-            case Kind.ANY:
-                return [self._number(field), self._text(field), self._switch(field)]
-            case _:
-                assert_never(field.kind)
+        return [read(self, field) for read in _SORTED_BY[field.kind]]
 
     def _compared(self, field: Field, relation: Relation, compared: Literal) -> ColumnElement[bool]:
         if compared is None:
@@ -136,10 +145,12 @@ class _Values:
             value, operand = self._text(field), literal(compared, String)
         else:
             value, operand = self._number(field), literal(compared, Double)
-        holds = func.coalesce(self._related(value, relation, operand, compared), literal(0) == literal(1))
-        if relation is Relation.CONTAINS and field.source is Source.SETTING and _PLAIN.fullmatch(str(compared)):
+        is_substring = relation is Relation.CONTAINS
+        related = self._contains(value, str(compared)) if is_substring else _COMPARISONS[relation](value, operand)
+        holds = func.coalesce(related, _NEVER)
+        if is_substring and field.source is Source.SETTING and _PLAIN.fullmatch(str(compared)):
             # to look for a text is cheaper than to parse the document, and most documents do not have it
-            return case((self._may_hold(str(compared)), holds), else_=literal(0) == literal(1))
+            return case((self._may_hold(str(compared)), holds), else_=_NEVER)
         return holds
 
     def _may_hold(self, text: str) -> ColumnElement[bool]:
@@ -148,23 +159,6 @@ class _Values:
             return _SPEC.like(f"%{text}%")  # ignores case for A to Z only, and is faster than `instr`
         return self._contains(_SPEC, text)
 
-    def _related(self, value: _Sql, relation: Relation, operand: _Sql, compared: Literal) -> ColumnElement[bool]:
-        match relation:
-            case Relation.EQUAL:
-                return value == operand
-            case Relation.LESS:
-                return value < operand
-            case Relation.AT_MOST:
-                return value <= operand
-            case Relation.MORE:
-                return value > operand
-            case Relation.AT_LEAST:
-                return value >= operand
-            case Relation.CONTAINS:
-                return self._contains(value, str(compared))
-            case _:
-                assert_never(relation)
-
     def _contains(self, value: _Sql, text: str) -> ColumnElement[bool]:
         folded = text.translate(str.maketrans(ascii_uppercase, ascii_lowercase))
         if self._is_sqlite:
@@ -172,59 +166,49 @@ class _Values:
         return func.strpos(func.translate(value, ascii_uppercase, ascii_lowercase), folded) > 0
 
     def _is_set(self, field: Field) -> ColumnElement[bool]:
-        match field.source:
-            case Source.COLUMN:
-                return (self._text(field) if field.kind in _TEXTS else jobs.c[field.path[0]]).is_not(None)
-            case Source.ARCHIVED:
-                return true()
-            case Source.QUEUE:
-                return _QUEUE.is_not(None)
-            case Source.SERIES:
-                return self.over_steps(field).is_not(None)
-            case Source.LABEL:
-                return _label(field.path[0]).is_not(None)
-            case Source.STATUS | Source.SETTING:
-                return func.coalesce(self._json_type(field), "null" if field.default is None else "") != "null"
-            case _:
-                assert_never(field.source)
+        if field.source is Source.ARCHIVED:
+            return true()
+        if field.source in _DOCUMENTS:
+            return func.coalesce(self._json_type(field), "null" if field.default is None else "") != "null"
+        return (self._text(field) if field.kind in _TEXTS else self._column(field)).is_not(None)
 
     def _is_false(self, field: Field) -> ColumnElement[bool]:
         if field.kind not in (Kind.SWITCH, Kind.ANY):
-            return literal(0) == literal(1)
-        return func.coalesce(self._switch(field) == 0, literal(0) == literal(1))
+            return _NEVER
+        return func.coalesce(self._switch(field) == 0, _NEVER)
 
     def _text(self, field: Field) -> _Sql:
-        match field.source:
-            case Source.COLUMN:
-                value: _Sql = func.nullif(jobs.c[field.path[0]], "")
-            case Source.LABEL:
-                value = _label(field.path[0])
-            case Source.STATUS | Source.SETTING:
-                is_text = self._json_type(field) == ("text" if self._is_sqlite else "string")
-                value = case((is_text, self._json_value(field)))
-            case Source.ARCHIVED | Source.QUEUE | Source.SERIES:
-                raise AssertionError(f"{field.name} is not a text")
-            case _:
-                assert_never(field.source)
+        if field.source in _DOCUMENTS:
+            is_text = self._json_type(field) == ("text" if self._is_sqlite else "string")
+            value: _Sql = case((is_text, self._json_value(field)))
+        else:
+            assert field.source in (Source.COLUMN, Source.LABEL), f"{field.name} is not a text"
+            value = func.nullif(self._column(field), "") if field.source is Source.COLUMN else self._column(field)
         return value if self._is_sqlite else cast(value, String).collate("C")
 
     def _number(self, field: Field) -> _Sql:
+        if field.source in _DOCUMENTS:
+            json_type, types = self._json_type(field), ("integer", "real") if self._is_sqlite else ("number",)
+            number = (json_type.in_(types), cast(self._json_value(field), Double))
+            return case(number) if field.default is None else case(number, (json_type.is_(None), field.default))
+        value = self._column(field)
+        if field.source is Source.LABEL:
+            return case((value.regexp_match(LABEL_NUMBER), cast(value, Double)))
+        return value
+
+    def _column(self, field: Field) -> _Sql:
+        """Return a value that is not in a document."""
         match field.source:
             case Source.COLUMN:
                 return jobs.c[field.path[0]]
             case Source.QUEUE:
-                return _QUEUE
+                return QUEUE_POSITION
             case Source.SERIES:
                 return self.over_steps(field)
             case Source.LABEL:
-                label = _label(field.path[0])
-                return case((label.regexp_match(LABEL_NUMBER), cast(label, Double)))
-            case Source.STATUS | Source.SETTING:
-                json_type, types = self._json_type(field), ("integer", "real") if self._is_sqlite else ("number",)
-                number = (json_type.in_(types), cast(self._json_value(field), Double))
-                return case(number) if field.default is None else case(number, (json_type.is_(None), field.default))
-            case Source.ARCHIVED:
-                raise AssertionError(f"{field.name} is not a number")
+                return _label(field.path[0])
+            case Source.ARCHIVED | Source.STATUS | Source.SETTING:
+                raise AssertionError(f"{field.name} has no column")
             case _:
                 assert_never(field.source)
 
@@ -260,24 +244,21 @@ class _Values:
         return self.tx.connection.dialect.name == "sqlite"
 
     def _json_type(self, field: Field) -> _Sql:
-        document = _stored(field)
-        if self._is_sqlite:
-            return func.json_type(document, _sqlite_path(field))
-        return func.json_typeof(func.json_extract_path(cast(document, JSON), *field.path))
+        return json_type(self.tx, _DOCUMENTS[field.source], *field.path)
 
     def _json_value(self, field: Field) -> _Sql:
-        document = _stored(field)
-        if self._is_sqlite:
-            return func.json_extract(document, _sqlite_path(field))
-        return func.json_extract_path_text(cast(document, JSON), *field.path)
+        return json_text(self.tx, _DOCUMENTS[field.source], *field.path)
 
 
-def _stored(field: Field) -> _Sql:
-    return jobs.c.status if field.source is Source.STATUS else _SPEC
-
-
-def _sqlite_path(field: Field) -> str:
-    return "$" + "".join(f'."{key}"' for key in field.path)  # a key has no quote: the language has no way to write one
+_SORTED_BY: Mapping[Kind, tuple[Callable[[_Values, Field], _Sql], ...]] = {
+    Kind.TEXT: (_Values._text,),
+    Kind.STATE: (_Values._text,),
+    Kind.NUMBER: (_Values._number,),
+    Kind.TIME: (_Values._number,),
+    Kind.SWITCH: (_Values._switch,),
+    Kind.LABEL: (_Values._number, _Values._text),
+    Kind.ANY: (_Values._number, _Values._text, _Values._switch),
+}
 
 
 def _label(name: str) -> _Sql:

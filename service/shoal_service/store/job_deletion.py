@@ -35,7 +35,7 @@ from shoal_service.store.database import (
     upsert,
 )
 from shoal_service.store.errors import IslandsNotEnded, JobNotEnded, JobNotFound
-from shoal_service.store.records import document_of, load, load_spec, pins_of, read_status
+from shoal_service.store.records import dump_data, load, load_spec, parse_pins, read_status
 from shoal_service.views import CheckpointState
 from shoal_workers.contract import CheckpointName
 
@@ -70,12 +70,11 @@ def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float)
     names = sorted(needed - {checkpoint_rows.FILES})
     kept = [f"{request.root}/{name}" for name in names] + ([request.root] if is_held else [])
     is_script = load_spec(tx, job.num, job.spec_version).script is not None
-    row = tx.execute(select(jobs.c.project, jobs.c.user).where(jobs.c.num == job.num)).one()
     view = DeletionView(
         job_id=job_id,
         name=job.name,
-        project=row.project,
-        user=row.user,
+        project=job.project,
+        user=job.user,
         requested_at=now,
         requested_by=request.by,
         reason=request.reason,
@@ -248,7 +247,7 @@ def remove_part(tx: Transaction, job_id: str, kind: Kind, *, reason: str, before
         event = JobPruned(what=kind.value, rows=before, reason=reason)
         # Not by JobEdit, which writes a line into the log for each event: the log would never stay empty.
         row = {"job_num": job.num, "seq": job.event_seq + 1, "at": now, "type": event.type}
-        tx.execute(insert(events), row | {"data": document_of(event.data())})
+        tx.execute(insert(events), row | {"data": dump_data(event.data())})
         values = {"event_seq": job.event_seq + 1, "updated_at": now}
         tx.execute(update(jobs).where(jobs.c.num == job.num).values(values))
     tx.publish(job_id)
@@ -276,7 +275,7 @@ def _make_ended_job(
     row: Row[*tuple[object, ...]], stored: Sequence[tuple[CheckpointName, str]], needed: Sequence[str]
 ) -> EndedJob:
     """`needed`: the checkpoints that other jobs go on from. Those of the best validations stay too."""
-    pinned = (CheckpointName.parse(name) for name in (*pins_of(row.pins), *needed))
+    pinned = (CheckpointName.parse(name) for name in (*parse_pins(row.pins), *needed))
     standing, committed = read_status(str(row.status)).best, [name for name, state in stored if state == _COMMITTED]
     best = best_names(committed, (), standing.kept_steps) if standing is not None else frozenset()
     return EndedJob(

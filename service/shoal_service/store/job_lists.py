@@ -36,6 +36,7 @@ from shoal_service.store import curves
 from shoal_service.store.database import (
     Transaction,
     in_projects,
+    in_states,
     job_labels,
     job_views,
     jobs,
@@ -44,13 +45,13 @@ from shoal_service.store.database import (
     upsert,
 )
 from shoal_service.store.errors import InvalidCursor, TooManyViews, ViewNotFound
-from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, read_values
+from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, read_labels, read_values
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
-    fields_of,
     listed_job,
+    parse_fields,
+    parse_workers,
     read_document,
-    workers_of,
 )
 from shoal_service.views import JobSummary, Page
 from shoal_workers.contract import JobState
@@ -62,12 +63,8 @@ _SEARCHED = (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)
 _MAX_CURVE = 32
 """Number of points of the small curve of a job."""
 _CATEGORIES = frozenset(category.value for category in Category)
-_COLUMNS = (
-    *(jobs.c[name] for name in ("num", "id", "name", "state", "project", "user", "cluster", "priority")),
-    *(jobs.c[name] for name in ("granted_workers", "created_at", "updated_at", "started_at", "ended_at", "status")),
-    queue_places.c.position.label("queue_position"),
-    queue_places.c.reason.label("waits"),
-)
+_WAITS = select(queue_places.c.reason).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
+_FLEET_COLUMNS = (*SUMMARY_COLUMNS, jobs.c.started_at, jobs.c.ended_at, _WAITS.label("waits"))
 _JobPage = Page[JobSummary]
 _ALL = Selection()
 _USUAL_LIMIT = 50
@@ -185,10 +182,9 @@ def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
 
 def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
     """The same page without small curves, by the number of the job."""
-    rows_of = _filtered(tx, select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
-    rows = tx.execute(_part(tx, rows_of, query)).all()
+    rows = tx.execute(_part(tx, _filtered(tx, select(*_FLEET_COLUMNS), query), query)).all()
     page_nums = [row.num for row in rows]
-    labels, values = _labels(tx, page_nums), read_values(tx, page_nums, query.selection.columns)
+    labels, values = read_labels(tx, page_nums), read_values(tx, page_nums, query.selection.columns)
     return {row.num: _fleet_job(row, labels[row.num], values[row.num]) for row in rows}
 
 
@@ -208,20 +204,22 @@ def _summaries(
 ) -> tuple[JobSummary, ...]:
     """Return the jobs of rows of SUMMARY_COLUMNS, with the values of the columns."""
     values = read_values(tx, [row.num for row in rows], columns)
-    return tuple(listed_job(JobSummary, row, fields_of(row.status), values=values[row.num]) for row in rows)
+    return tuple(listed_job(JobSummary, row, parse_fields(row.status), values=values[row.num]) for row in rows)
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
     """The sum over all jobs that are queued or hold workers; None if there are no such jobs."""
-    holding = [state.value for state in JobState if state.holds_workers or state is JobState.QUEUED]
-    in_state = select(jobs.c.status).where(jobs.c.state.in_(holding), in_projects(jobs.c.project, visible))
+    in_state = select(jobs.c.status).where(
+        in_states(state for state in JobState if state.holds_workers or state is JobState.QUEUED),
+        in_projects(jobs.c.project, visible),
+    )
     documents = tx.execute(in_state).scalars().all()
     if not documents:
         return None
     seconds: dict[Category, float] = defaultdict(float)
     total = 0.0
     for document in documents:
-        goodput = fields_of(document).get("goodput") or {}
+        goodput = parse_fields(document).get("goodput") or {}
         total += goodput.get("total", 0.0)
         for name, amount in goodput.get("seconds", {}).items():
             if name in _CATEGORIES:
@@ -232,12 +230,15 @@ def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodpu
 
 def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dict[str, tuple[NodeJob, ...]]:
     """The jobs that run on each node, by node id."""
-    holding = [state.value for state in JobState if state.holds_workers]
     jobs_by_id: dict[str, list[NodeJob]] = defaultdict(list)
-    query = select(jobs.c.id, jobs.c.name, jobs.c.workers).where(jobs.c.state.in_(holding)).order_by(jobs.c.num)
+    query = (
+        select(jobs.c.id, jobs.c.name, jobs.c.workers)
+        .where(in_states(state for state in JobState if state.holds_workers))
+        .order_by(jobs.c.num)
+    )
     for row in tx.execute(query.where(in_projects(jobs.c.project, visible))):
         by_node = defaultdict(list)
-        for worker in workers_of(row.workers):
+        for worker in parse_workers(row.workers):
             by_node[worker.node_id].append(worker.rank)
         for node_id, ranks in by_node.items():
             known = tuple(sorted(rank for rank in ranks if rank is not None))
@@ -247,7 +248,7 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
 
 def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
     if query.states:
-        select_jobs = select_jobs.where(jobs.c.state.in_(sorted(state.value for state in query.states)))
+        select_jobs = select_jobs.where(in_states(query.states))
     if query.ids:
         select_jobs = select_jobs.where(jobs.c.id.in_(sorted(query.ids)))
     for column, value in ((jobs.c.project, query.project), (jobs.c.user, query.user), (jobs.c.cluster, query.cluster)):
@@ -281,16 +282,8 @@ def _chosen(tx: Transaction, query: Select[Any], selection: Selection) -> Select
     return query if selection.where is None else query.where(condition_in_sql(tx, selection.where))
 
 
-def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
-    labels_by_num: dict[int, dict[str, str]] = defaultdict(dict)
-    query = select(job_labels).where(job_labels.c.job_num.in_(nums)).order_by(job_labels.c.job_num, job_labels.c.key)
-    for row in tx.execute(query):
-        labels_by_num[row.job_num][row.key] = row.value
-    return labels_by_num
-
-
 def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:
-    status = fields_of(row.status)
+    status = parse_fields(row.status)
     messages = (row.waits,) if row.queue_position is not None else (status.get("message"), status.get("note"))
     message = " ".join(filter(None, messages))
     return listed_job(FleetJob, row, status, message=message, labels=labels, values=values)
@@ -376,7 +369,7 @@ def known_fields(tx: Transaction, visible: Collection[str] | None) -> tuple[JobF
         select(jobs.c.status).where(in_projects(jobs.c.project, visible)).order_by(jobs.c.num.desc()).limit(_NEWEST)
     )
     for document in tx.execute(newest).scalars():
-        status = fields_of(document)
+        status = parse_fields(document)
         metrics["metric"] |= status.get("metrics") or {}
         metrics["val"] |= status.get("val_metrics") or {}
     return (

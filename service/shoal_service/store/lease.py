@@ -42,15 +42,15 @@ def acquire(tx: Transaction, owner: str, *, ttl_s: float, now: float) -> Lease |
     return None if epoch is None else Lease(owner, epoch, expires_at)
 
 
-def note_announced(tx: Transaction, owner: str) -> None:
-    """Note that the owner is announced (`Database.announce`), so that others can see its end."""
+def note_presence(tx: Transaction, owner: str) -> None:
+    """Note that the owner holds its presence (`Database.hold_presence`), so that others can see its end."""
     differs = lease.c.session_owner != owner
     statement = update(lease).where(lease.c.num == 1, lease.c.owner == owner, differs)
     tx.execute(statement.values(session_owner=owner))
 
 
-def read_announced_owner(tx: Transaction) -> str:
-    """Return the owner of the lease if it has been announced; otherwise an empty text."""
+def read_present_owner(tx: Transaction) -> str:
+    """Return the owner of the lease if it has held its presence; otherwise an empty text."""
     row = tx.execute(select(lease.c.owner, lease.c.session_owner)).one()
     return row.owner if row.owner == row.session_owner else ""
 

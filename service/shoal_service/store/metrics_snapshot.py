@@ -19,7 +19,7 @@ from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
 from shoal_service.fleet_views import IslandRound, ProjectView
 from shoal_service.store import island_rounds, lease, queueing
-from shoal_service.store.database import Transaction, checkpoints, incidents, job_specs, jobs
+from shoal_service.store.database import NEWEST_SPEC, Transaction, checkpoints, in_states, incidents, job_specs, jobs
 from shoal_service.store.lease import Lease
 from shoal_service.store.records import read_document, read_spec_text, read_status
 from shoal_service.store.webhook_lanes import WebhookLag, read_lags
@@ -133,12 +133,12 @@ def _histogram(values: Sequence[Any]) -> Histogram:
     return Histogram(tuple(int(n) for n in under), int(count), float(total))
 
 
-def _of_closed(*buckets: ColumnElement[Any]) -> Select[Any]:
+def _select_closed(*buckets: ColumnElement[Any]) -> Select[Any]:
     return select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
 
 
 _BY_STATE = select(jobs.c.state, func.count()).group_by(jobs.c.state)
-_WITH_ATTEMPT = jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES))
+_WITH_ATTEMPT = in_states(ATTEMPT_STATES)
 _IS_OVER = or_(incidents.c.closed, not_(and_(_WITH_ATTEMPT, incidents.c.attempt == jobs.c.attempt)))
 """An incident is over when it is closed, and at the latest with its attempt."""
 _INCIDENTS = (
@@ -152,9 +152,9 @@ _QUEUED_SINCE = (
     .group_by(jobs.c.project)
 )
 _PHASES = [incidents.c[f"{phase.value}_s"] for phase in RecoveryPhase]
-_RECOVERIES = _of_closed(*(part for phase in _PHASES for part in _buckets(phase, RECOVERY_SECONDS)))
-_STEPS_LOST = _of_closed(*_buckets(incidents.c.steps_lost, INCIDENT_STEPS_LOST))
-_BYTES_MOVED = _of_closed(*_buckets(incidents.c.bytes_moved, INCIDENT_BYTES_MOVED))
+_RECOVERIES = _select_closed(*(part for phase in _PHASES for part in _buckets(phase, RECOVERY_SECONDS)))
+_STEPS_LOST = _select_closed(*_buckets(incidents.c.steps_lost, INCIDENT_STEPS_LOST))
+_BYTES_MOVED = _select_closed(*_buckets(incidents.c.bytes_moved, INCIDENT_BYTES_MOVED))
 _CHECKPOINTS = select(*_buckets(checkpoints.c.seconds, CHECKPOINT_SECONDS)).where(
     checkpoints.c.committed_at.is_not(None)
 )
@@ -187,7 +187,7 @@ _LIVE = (
         job_specs.c.document.label("spec"),
         _NEWEST_CHECKPOINT.label("checkpoint"),
     )
-    .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
+    .join(job_specs, NEWEST_SPEC)
     .order_by(jobs.c.num)
 )
 _RUNNING = _LIVE.where(_WITH_ATTEMPT)

@@ -20,7 +20,7 @@ from sqlalchemy import Column, Row, Select, delete, func, select, update
 from shoal_service.artifact_views import LineageJob, LineageParent, LineageView, ModelRequest, ModelVersion
 from shoal_service.core.events import GenerationData
 from shoal_service.store.checkpoint_rows import read_checkpoints
-from shoal_service.store.curves import point_of
+from shoal_service.store.curves import make_point
 from shoal_service.store.database import (
     Transaction,
     checkpoints,
@@ -94,8 +94,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         data: content hash of the data that the checkpoint was made with; empty: it is not known.
     """
     job = load(tx, request.job, lock=True)
-    project = str(tx.execute(select(jobs.c.project).where(jobs.c.num == job.num)).scalar_one())
-    checkpoint = chosen(tx, request)
+    project, checkpoint = job.project, chosen(tx, request)
     of_name = (model_versions.c.project == project, model_versions.c.name == name)
     known = select(model_versions).where(
         *of_name, model_versions.c.job_id == job.id, model_versions.c.checkpoint == checkpoint.name
@@ -113,13 +112,13 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         step=checkpoint.step,
         url=checkpoint.url,
         bytes=checkpoint.bytes,
-        metrics=_metrics_of(tx, job.num, checkpoint),
+        metrics=_read_metrics(tx, job.num, checkpoint),
         registered_at=now,
         registered_by=by[:200],
         description=request.description,
         lineage=(own_job.model_copy(update={"data": data or own_job.data}), *origins),
     )
-    row_of = {
+    columns = {
         "project": project,
         "name": name,
         "version": made.version,
@@ -127,7 +126,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         "checkpoint": checkpoint.name,
     }
     # not an upsert: of two registrations at the same moment one fails, instead of taking the other's number
-    tx.execute(model_versions.insert(), row_of | {"removed": False, "document": made.model_dump_json()})
+    tx.execute(model_versions.insert(), columns | {"removed": False, "document": made.model_dump_json()})
     tx.publish(job.id)
     return made.model_copy(update={"state": checkpoint.state})
 
@@ -238,12 +237,12 @@ def _shown(chain: Sequence[LineageJob], visible: Visible) -> tuple[LineageJob, .
     return tuple(chain)
 
 
-def _metrics_of(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> dict[str, float]:
+def _read_metrics(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> dict[str, float]:
     """What was measured at the step of the checkpoint; of a step that was done again, the last time."""
     row = tx.execute(select(series).where(series.c.job_num == job_num, series.c.step == checkpoint.step)).first()
     metrics: dict[str, float | None] = {}
     if row is not None:
-        point = point_of(row)
+        point = make_point(row)
         own_metrics = {f"val_{name}": value for name, value in point.val_metrics.items()}
         metrics = {"loss": point.loss, "val_loss": point.val_loss, **point.metrics, **own_metrics}
     if checkpoint.score is not None:
@@ -258,18 +257,18 @@ def _lineage_job(tx: Transaction, job_id: str) -> LineageJob:
     return LineageJob(
         job_id=job_id,
         name=job.name,
-        project=str(tx.execute(select(jobs.c.project).where(jobs.c.num == job.num)).scalar_one()),
+        project=job.project,
         spec_version=job.spec_version,
         spec_sha256=hashlib.sha256(document.encode()).hexdigest(),
         code=spec.program.words if spec.program is not None else spec.task,
         code_sha256=spec.code.archive or "",
-        data_source=_source_of(spec.data),
-        data=_data_of(tx, job.num),
-        parent=_parent_of(spec),
+        data_source=_describe_source(spec.data),
+        data=_read_data_position(tx, job.num),
+        parent=_find_parent(spec),
     )
 
 
-def _parent_of(spec: JobSpec) -> LineageParent | None:
+def _find_parent(spec: JobSpec) -> LineageParent | None:
     origin = spec.continue_from
     if origin is not None:
         return LineageParent(
@@ -278,7 +277,7 @@ def _parent_of(spec: JobSpec) -> LineageParent | None:
     return LineageParent(url=spec.init_from) if spec.init_from is not None else None
 
 
-def _source_of(data: Mapping[str, Any]) -> str:
+def _describe_source(data: Mapping[str, Any]) -> str:
     """Where the data are, in words; empty: the task decides it."""
     if isinstance(corpus := data.get("corpus"), str):
         return f"corpus {corpus}"
@@ -288,7 +287,7 @@ def _source_of(data: Mapping[str, Any]) -> str:
     return ", ".join([*(str(source)[:200] for source in named[:_MAX_SOURCES]), *more])
 
 
-def _data_of(tx: Transaction, job_num: int) -> str:
+def _read_data_position(tx: Transaction, job_num: int) -> str:
     """The content hash that the newest change of the data has reported; empty if the data has never changed."""
     changed = select(events.c.data).where(events.c.job_num == job_num, events.c.type == GenerationData.type)
     document = tx.execute(changed.order_by(events.c.seq.desc()).limit(1)).scalar_one_or_none()

@@ -17,6 +17,7 @@ from shoal_service.core.nodes import Cordon, Drain, DrainSource, NodeSuspicion
 from shoal_service.store import driving
 from shoal_service.store.database import (
     Transaction,
+    in_states,
     insert_on_conflict,
     jobs,
     node_cordons,
@@ -24,7 +25,7 @@ from shoal_service.store.database import (
     node_suspicions,
     upsert,
 )
-from shoal_service.store.records import workers_of
+from shoal_service.store.records import parse_workers
 from shoal_workers.contract import JobState
 
 MAX_REASON_CHARS = 500
@@ -171,10 +172,11 @@ def cordons(tx: Transaction) -> dict[str, Cordon]:
 
 def _record_on_nodes(tx: Transaction, nodes: Collection[str], event: JobEvent, now: float) -> None:
     """Records an event in the jobs with workers on these nodes, which are ids or addresses."""
-    ended = [state.value for state in JobState if state.ended]
-    query = select(jobs.c.id, jobs.c.workers).where(jobs.c.state.not_in(ended), jobs.c.workers != "[]")
+    query = select(jobs.c.id, jobs.c.workers).where(
+        in_states(state for state in JobState if not state.ended), jobs.c.workers != "[]"
+    )
     for job_id, document in tx.execute(query).all():
-        if any(worker.node_id in nodes or worker.node_ip in nodes for worker in workers_of(document)):
+        if any(worker.node_id in nodes or worker.node_ip in nodes for worker in parse_workers(document)):
             driving.record_event(tx, job_id, event, now=now)
 
 

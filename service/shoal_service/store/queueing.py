@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Column, Row, Select, and_, bindparam, delete, func, select
+from sqlalchemy import Column, Row, Select, Table, and_, bindparam, delete, func, select
 
 from shoal_service.core.events import JobHeldBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
@@ -35,6 +35,7 @@ from shoal_service.store.database import (
     Transaction,
     growth_answers,
     in_projects,
+    in_states,
     jobs,
     projects,
     queue_places,
@@ -42,9 +43,10 @@ from shoal_service.store.database import (
     users,
 )
 from shoal_service.store.errors import ProjectConflict, ProjectNotFound, QueueFull, UserNotFound
-from shoal_service.store.records import GROWTH_COLUMNS, PLACE_COLUMNS, growth_answer_of, place_of
+from shoal_service.store.records import GROWTH_COLUMNS, PLACE_COLUMNS, make_growth_answer, make_queue_place
 from shoal_workers.contract import JobState
 
+T = TypeVar("T")
 _MAX_HOLDERS = 16
 MOST_PLACED = 5_000
 """Places that one transaction writes: with each start and end of a job, all those behind it move."""
@@ -148,7 +150,7 @@ def view(tx: Transaction, *, limit: int = 1000, visible: Collection[str] | None 
             user=row.user,
             priority=row.priority,
             submitted_at=row.created_at,
-            place=place_of(row),
+            place=make_queue_place(row),
         )
         for row in tx.execute(query)
     )
@@ -218,7 +220,7 @@ def save_growth(tx: Transaction, answers: Sequence[HeldBack], versions: Mapping[
 def _held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
     """The running jobs that are held back, oldest first."""
     rows = tx.execute(_running().where(growth_answers.c.limit != ""))
-    answered = ((row, growth_answer_of(row)) for row in rows)
+    answered = ((row, make_growth_answer(row)) for row in rows)
     held = [
         HeldBackJob(
             job_id=row.id,
@@ -240,7 +242,7 @@ def _running() -> Any:
     return (
         select(*columns, growth_answers.c.spec_version.label("answered_version"), *GROWTH_COLUMNS)
         .outerjoin(growth_answers, growth_answers.c.job_num == jobs.c.num)
-        .where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
+        .where(in_states(ATTEMPT_STATES))
         .order_by(jobs.c.num)
     )
 
@@ -271,14 +273,14 @@ def _differs(row: Row[Any], after: Mapping[str, Any], now: float) -> bool:
     return bool(row.growth_reason != after["reason"] and not 0 <= now - row.growth_decided_at < REWRITE_S)
 
 
-_RULES = ("parent", "weight", "guaranteed", "limit", "max_running", "max_queued")
-
-
 def defined_projects(tx: Transaction, *, lock: bool = False) -> dict[str, Project]:
-    """The defined projects by name. `lock`: until the transaction ends."""
-    query = select(projects).order_by(projects.c.name)
-    rows = tx.execute(query.with_for_update() if lock else query)
-    return {row.name: Project(name=row.name, **{key: getattr(row, key) for key in _RULES}) for row in rows}
+    """Read the projects by name, as the market needs them. `lock`: until the transaction ends."""
+    return _read_defined(tx, projects, Project, lock=lock)
+
+
+def _read_defined(tx: Transaction, table: Table, model: Callable[..., T], *, lock: bool) -> dict[str, T]:
+    query = select(table).order_by(table.c.name)
+    return {row.name: model(**row._asdict()) for row in tx.execute(query.with_for_update() if lock else query)}
 
 
 def project_views(tx: Transaction, visible: Collection[str] | None = None) -> list[ProjectView]:
@@ -290,9 +292,8 @@ def project_views(tx: Transaction, visible: Collection[str] | None = None) -> li
     names = sorted({DEFAULT_PROJECT, *known, *tx.execute(_WITH_JOBS).scalars()})
     return [
         ProjectView(
-            name=name,
+            **asdict(known.get(name) or Project(name=name)),
             is_defined=name in known,
-            **{key: getattr(known.get(name) or Project(name=name), key) for key in _RULES},
             queued=queued[name],
             running=running[name],
             workers=workers[name],
@@ -370,7 +371,7 @@ def _usage(tx: Transaction, query: Select[Any]) -> tuple[Counter[str], Counter[s
 def _usage_by(column: Column[str]) -> Select[Any]:
     return (
         select(column, jobs.c.state, func.count(), func.sum(jobs.c.granted_workers))
-        .where(jobs.c.state.in_(sorted(state.value for state in (JobState.QUEUED, *ATTEMPT_STATES))))
+        .where(in_states((JobState.QUEUED, *ATTEMPT_STATES)))
         .group_by(column, jobs.c.state)
     )
 
@@ -390,10 +391,8 @@ _WITH_JOBS = _all_with_jobs()
 
 
 def defined_users(tx: Transaction, *, lock: bool = False) -> dict[str, User]:
-    """The defined users by name. `lock`: until the transaction ends."""
-    query = select(users).order_by(users.c.name)
-    rows = tx.execute(query.with_for_update() if lock else query)
-    return {row.name: User(name=row.name, max_running=row.max_running, max_queued=row.max_queued) for row in rows}
+    """Read the defined users by name. `lock`: until the transaction ends."""
+    return _read_defined(tx, users, User, lock=lock)
 
 
 def user_views(tx: Transaction) -> list[UserView]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from sqlalchemy import Row, bindparam, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
-from shoal_service.store.database import Transaction, growth_answers, job_specs, jobs, queue_places
+from shoal_service.store.database import NEWEST_SPEC, Transaction, growth_answers, job_specs, jobs, queue_places
 from shoal_service.store.errors import JobNotFound
 from shoal_service.views import GrowthAnswer, JobStatus, JobView, ListedJob, QueuePlace, WorkerView
 from shoal_workers.contract import JobSpec, JobState, ProfileRequest, UserFailure
@@ -67,6 +67,8 @@ class JobRecord(JobRow):
 
     num: int
     name: str
+    project: str
+    user: str
     spec_hash: str
     event_seq: int
     log_seq: int
@@ -92,15 +94,15 @@ class JobRecord(JobRow):
 
 def load(tx: Transaction, job_id: str, *, lock: bool = False) -> JobRecord:
     """Read the row of a job, locked until the transaction ends if `lock`. Raises JobNotFound."""
-    return record_of(tx.require_row(_BY_ID_LOCKED if lock else _BY_ID, JobNotFound(job_id), {"job_id": job_id}))
+    return make_record(tx.require_row(_BY_ID_LOCKED if lock else _BY_ID, JobNotFound(job_id), {"job_id": job_id}))
 
 
 def load_all(tx: Transaction, job_ids: Collection[str]) -> dict[str, JobRecord]:
     """Reads the rows of those of the jobs that exist, locked until the transaction ends, in the order of their ids."""
-    return {row.id: record_of(row) for row in tx.execute(_BY_IDS_LOCKED, {"job_ids": [*job_ids]})}
+    return {row.id: make_record(row) for row in tx.execute(_BY_IDS_LOCKED, {"job_ids": [*job_ids]})}
 
 
-def num_of(tx: Transaction, job_id: str, *, lock: bool = False) -> int:
+def read_job_num(tx: Transaction, job_id: str, *, lock: bool = False) -> int:
     """Read the number of a job, whose row is locked until the transaction ends if `lock`. Raises JobNotFound."""
     num: int = tx.require_row(_NUM_LOCKED if lock else _NUM, JobNotFound(job_id), {"job_id": job_id}).num
     return num
@@ -126,7 +128,7 @@ def read_spec(tx: Transaction, num: int, version: int) -> Readable[JobSpec]:
     return read_spec_text(tx.execute(query).scalar_one())
 
 
-def why_quarantined(spec: Readable[JobSpec]) -> str:
+def describe_quarantine(spec: Readable[JobSpec]) -> str:
     return (
         f"This release cannot read the job's stored spec ({spec.problem}), so no supervisor runs the job. It goes on "
         "under a release that can read it; otherwise cancel it and submit it again."
@@ -137,21 +139,34 @@ def load_view(tx: Transaction, job_id: str) -> JobView:
     """Read the view of a job. Raises JobNotFound."""
     query = (
         select(jobs, job_specs.c.document, *PLACE_COLUMNS, *GROWTH_COLUMNS)
-        .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
+        .join(job_specs, NEWEST_SPEC)
         .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
         .outerjoin(growth_answers, growth_answers.c.job_num == jobs.c.num)
         .where(jobs.c.id == job_id)
     )
     row = tx.require_row(query, JobNotFound(job_id))
-    job, spec, place = record_of(row), read_spec_text(row.document), place_of(row)
-    shown: dict[str, Any] = {"held_back": growth_answer_of(row)}
+    job, spec, place = make_record(row), read_spec_text(row.document), make_queue_place(row)
+    shown: dict[str, Any] = {"held_back": make_growth_answer(row)}
     if place is not None:
         shown |= {"reason": WAITS_FOR_CAPACITY, "message": place.reason}
     if spec.problem and not job.state.ended:
-        shown |= {"reason": QUARANTINED, "message": why_quarantined(spec)}
+        shown |= {"reason": QUARANTINED, "message": describe_quarantine(spec)}
     if tx.unwritten and job.state in ATTEMPT_STATES:
         shown["note"] = f"{tx.unwritten} The job may be further than is shown here."
-    return view_of(replace(job, status=job.status.model_copy(update=shown)), spec.value, place)
+    return JobView(
+        id=job.id,
+        name=job.name,
+        spec=spec.value,
+        spec_version=job.spec_version,
+        etag=make_etag(job.id, job.spec_version),
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        archived_at=job.archived_at,
+        status=job.status.model_copy(update=shown),
+        queue=place,
+    )
 
 
 PLACE_COLUMNS = (
@@ -164,7 +179,7 @@ PLACE_COLUMNS = (
 )
 
 
-def place_of(row: Row[*tuple[Any, ...]]) -> QueuePlace | None:
+def make_queue_place(row: Row[*tuple[Any, ...]]) -> QueuePlace | None:
     """The place in the queue, from PLACE_COLUMNS of an outer join. None if the job is not queued, or no pass has
     considered it yet."""
     if row.position is None:
@@ -188,7 +203,7 @@ GROWTH_COLUMNS = (
 )
 
 
-def growth_answer_of(row: Row[*tuple[Any, ...]]) -> GrowthAnswer | None:
+def make_growth_answer(row: Row[*tuple[Any, ...]]) -> GrowthAnswer | None:
     """The answer about growth, from GROWTH_COLUMNS and the job's grant. None if nothing holds the job back, or its
     grant has changed since."""
     if not row.growth_limit or not row.granted_workers or row.answered_workers != row.granted_workers:
@@ -201,15 +216,15 @@ def growth_answer_of(row: Row[*tuple[Any, ...]]) -> GrowthAnswer | None:
     )
 
 
-def record_of(row: Row[Any]) -> JobRecord:
+def make_record(row: Row[Any]) -> JobRecord:
     parsed = {
         "state": JobState(row.state),
         "desired": Desired(row.desired),
-        "status": status_of(row),
+        "status": make_status(row),
         "status_document": row.status,
         "workers_document": row.workers,
-        "pins": pins_of(row.pins),
-        "profile": profile_of(row.profile),
+        "pins": parse_pins(row.pins),
+        "profile": parse_profile(row.profile),
     }
     return JobRecord(**columns_for(JobRecord, row) | parsed)
 
@@ -224,35 +239,18 @@ def _field_names(model: Any) -> frozenset[str]:
     return frozenset(model.model_fields if issubclass(model, BaseModel) else (field.name for field in fields(model)))
 
 
-def view_of(job: JobRecord, spec: JobSpec, place: QueuePlace | None = None) -> JobView:
-    return JobView(
-        id=job.id,
-        name=job.name,
-        spec=spec,
-        spec_version=job.spec_version,
-        etag=etag_of(job.id, job.spec_version),
-        created_at=job.created_at,
-        updated_at=job.updated_at,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        archived_at=job.archived_at,
-        status=job.status,
-        queue=place,
-    )
-
-
-def etag_of(job_id: str, spec_version: int) -> str:
+def make_etag(job_id: str, spec_version: int) -> str:
     """The tag of the spec, the part of a job that a user can change: a new status does not invalidate an edit."""
     return f"{job_id}-v{spec_version}"
 
 
+QUEUE_POSITION = (
+    select(queue_places.c.position).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
+)
 SUMMARY_COLUMNS = (
     *(jobs.c[name] for name in ("num", "id", "name", "state", "project", "user", "cluster", "priority")),
     *(jobs.c[name] for name in ("granted_workers", "created_at", "updated_at", "status")),
-    select(queue_places.c.position)
-    .where(queue_places.c.job_num == jobs.c.num)
-    .scalar_subquery()
-    .label("queue_position"),
+    QUEUE_POSITION.label("queue_position"),
 )
 
 
@@ -279,7 +277,7 @@ def _status_fields(model: type[ListedJob]) -> frozenset[str]:
     return frozenset(model.model_fields.keys() & JobStatus.model_fields.keys() - _COLUMN_FIELDS - {"goodput"})
 
 
-def fields_of(document: str) -> dict[str, Any]:
+def parse_fields(document: str) -> dict[str, Any]:
     """Return the fields of a stored document, without validation, since lists are long; none if it is damaged."""
     try:
         fields = json.loads(document)
@@ -296,11 +294,11 @@ def workers_document(workers: tuple[WorkerView, ...]) -> str:
     return _WORKERS.dump_json(workers).decode()
 
 
-def workers_of(document: str) -> list[WorkerView]:
+def parse_workers(document: str) -> list[WorkerView]:
     return list(_WORKERS.validate_json(document))
 
 
-def document_of(data: dict[str, Any]) -> str:
+def dump_data(data: dict[str, Any]) -> str:
     """The JSON of an event's data, which may hold any value of a user's code: never fails, never writes NaN."""
     try:
         return to_json(plain(data), inf_nan_mode="null", serialize_unknown=True).decode()
@@ -308,7 +306,7 @@ def document_of(data: dict[str, Any]) -> str:
         return to_json({"repr": plain_text(repr(data))}).decode()
 
 
-def status_of(row: Row[Any]) -> JobStatus:
+def make_status(row: Row[Any]) -> JobStatus:
     """The status, from the columns status, failure, state, attempt, cluster and granted_workers."""
     columns: dict[str, Any] = {
         "state": JobState(row.state),
@@ -321,11 +319,17 @@ def status_of(row: Row[Any]) -> JobStatus:
     return read_status(row.status).model_copy(update=columns)
 
 
-def pins_of(document: str) -> tuple[str, ...]:
+def merge_patch(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Merge labels by JSON Merge Patch (RFC 7396) of one level: null removes a label."""
+    merged = {**before, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def parse_pins(document: str) -> tuple[str, ...]:
     return tuple(json.loads(document))
 
 
-def profile_of(document: str) -> ProfileRequest | None:
+def parse_profile(document: str) -> ProfileRequest | None:
     """The request for a profile; None if this release cannot read it, since it only describes what a person wanted to
     see."""
     try:

@@ -33,7 +33,7 @@ from shoal_service.store.records import JobRecord, load, load_spec, read_documen
 from shoal_service.store.sweep_jobs import PRUNED, explain_pruning
 from shoal_service.telemetry.catalogue import Exemplar, StepTimes
 from shoal_service.views import CheckpointState, CheckpointView, IncidentView
-from shoal_workers.contract import ANY_CLUSTER, EndReason, IncidentCause
+from shoal_workers.contract import ANY_CLUSTER, EndReason
 
 MAX_TRACEBACK_CHARS = 65_536
 
@@ -100,7 +100,17 @@ def _note(tx: Transaction, incoming: Incoming, dropped: Sequence[DropReason], *,
     job_id, reports = incoming.job.id, incoming.reports
     tx.count(*dropped)
     if not dropped:
-        tx.show(_exemplars_of(job_id, reports))
+        tx.keep_exemplars(
+            {
+                incident.cause: Exemplar(
+                    {"job_id": job_id, "incident": f"{reports.attempt}.{incident.id}"},
+                    incident.recovery_s,
+                    incident.at + incident.recovery_s,
+                )
+                for incident in reports.incidents
+                if incident.closed and incident.recovery_s is not None
+            }
+        )
     if changed or reports.stacks is not None:
         tx.publish(job_id, is_request=reports.end is not None or reports.stacks is not None)
 
@@ -122,24 +132,11 @@ def _store_series(tx: Transaction, incoming: Sequence[Incoming]) -> None:
     rows, extents = [], []
     for report in incoming:
         if points := report.reports.series:
-            rows += [curves.row_of(point, job_num=report.job.num) for point in points]
+            rows += [curves.make_row(point, job_num=report.job.num) for point in points]
             steps = [point.step for point in points]
             extents.append(curves.Extent(report.job.num, min(steps), max(steps)))
     upsert(tx, series, rows)
     curves.roll_up(tx, extents)
-
-
-def _exemplars_of(job_id: str, reports: SupervisorReports) -> dict[IncidentCause, Exemplar]:
-    """The newest closed incident of each cause in the reports, as an exemplar of the recovery times."""
-    return {
-        incident.cause: Exemplar(
-            {"job_id": job_id, "incident": f"{reports.attempt}.{incident.id}"},
-            incident.recovery_s,
-            incident.at + incident.recovery_s,
-        )
-        for incident in reports.incidents
-        if incident.closed and incident.recovery_s is not None
-    }
 
 
 def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
@@ -204,7 +201,8 @@ def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
     """Stores the supervisor's status; False: the job cannot go to its state from the current one, so the state is not
     stored."""
     job, reported = edit.job, reports.status
-    num_incidents, steps_lost = _incident_totals(edit.tx, job.num) if reports.incidents else (0, 0)
+    totals = _TOTALS.where(incidents.c.job_num == job.num)
+    num_incidents, steps_lost = map(int, edit.tx.execute(totals).one()) if reports.incidents else (0, 0)
     edit.status = reported.model_copy(
         update={
             "observed_generation": max(reported.observed_generation, job.status.observed_generation),
@@ -281,12 +279,8 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     edit.move(standing, reason, message, attempt=job.attempt, step=done)
 
 
-def _incident_totals(tx: Transaction, job_num: int) -> tuple[int, int]:
-    query = select(func.count(), func.coalesce(func.sum(incidents.c.steps_lost), 0)).where(
-        incidents.c.job_num == job_num
-    )
-    count, lost = tx.execute(query).one()
-    return int(count), int(lost)
+_TOTALS = select(func.count(), func.coalesce(func.sum(incidents.c.steps_lost), 0))
+"""Incidents, and the steps that they have lost."""
 
 
 def _row(table: Table, job_num: int, view: IncidentView | CheckpointView) -> dict[str, Any]:

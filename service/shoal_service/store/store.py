@@ -51,14 +51,12 @@ class Store:
     def close(self) -> None:
         self._database.close()
 
-    @contextmanager
-    def read(self) -> Iterator[Transaction]:
+    def read(self) -> AbstractContextManager[Transaction]:
         """Begin a transaction that reads.
 
         On SQLite it is a consistent view; on PostgreSQL each statement sees what was committed when it began.
         """
-        with self._database.read() as tx:
-            yield tx
+        return self._database.read()
 
     @contextmanager
     def write(self, epoch: int | None = None) -> Iterator[Transaction]:
@@ -132,19 +130,19 @@ class Store:
         """Acquire or renew the lease. None while another owner holds it."""
         with self._database.write() as tx:
             lease = leases.acquire(tx, owner, ttl_s=ttl_s, now=now)
-        if lease is not None and self._database.announce(owner):
+        if lease is not None and self._database.hold_presence(owner):
             with self._database.write() as tx:
-                leases.note_announced(tx, owner)
+                leases.note_presence(tx, owner)
         return lease
 
     def is_owner_gone(self, owner: str) -> bool:
-        """Return whether the lease's owner was announced, and its connection to the database has ended.
+        """Return True if the lease's owner held its presence, and its connection to the database has ended.
 
         False also if that is unknown.
         """
         with self._database.read() as tx:
-            was_announced = leases.read_announced_owner(tx) == owner
-        return was_announced and not self._database.is_announced(owner)
+            was_present = leases.read_present_owner(tx) == owner
+        return was_present and not self._database.is_present(owner)
 
     def release_lease(self, owner: str) -> None:
         with self._database.write() as tx:

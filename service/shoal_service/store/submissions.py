@@ -28,7 +28,6 @@ from shoal_service.core.goodput import Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, Reopened, Requested, step
 from shoal_service.core.lifecycle import Answer, Training, extension, retrial
 from shoal_service.store import access, archives, checkpoint_rows, island_rounds, queueing, webhook_lanes
-from shoal_service.store.checkpoint_rows import read_checkpoints
 from shoal_service.store.database import Transaction, events, insert_on_conflict, job_labels, job_specs, jobs
 from shoal_service.store.edit import JobEdit, edit_job, log_event
 from shoal_service.store.errors import (
@@ -41,13 +40,14 @@ from shoal_service.store.errors import (
 )
 from shoal_service.store.records import (
     JobRecord,
-    document_of,
-    etag_of,
+    dump_data,
     load_view,
+    make_etag,
+    merge_patch,
     read_spec,
     status_document,
 )
-from shoal_service.views import CheckpointState, DataPatch, JobPatch, JobStatus, JobView, WorkerPatch
+from shoal_service.views import DataPatch, JobPatch, JobStatus, JobView, WorkerPatch
 from shoal_workers.contract import SWEEP_LABEL, JobSpec, JobState, StopSpec, earliest_step, planned, weight_changes_of
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.text_data import TEXT_TASKS
@@ -133,7 +133,7 @@ def create(
         from_job=origin.job if origin is not None else None,
         from_step=origin.step if origin is not None else None,
     )
-    row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
+    row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": dump_data(event.data())}
     tx.execute(_INSERT_EVENT, row)
     log_event(tx, job_id, spec.name, event.type, event.data())
     tx.publish(job_id, is_request=True)
@@ -142,7 +142,7 @@ def create(
         name=spec.name,
         spec=spec,
         spec_version=1,
-        etag=etag_of(job_id, 1),
+        etag=make_etag(job_id, 1),
         created_at=now,
         updated_at=now,
         status=status,
@@ -174,8 +174,8 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
     """
     with edit_job(tx, job_id, now) as edit:
         job = edit.job
-        if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
-            raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
+        if if_match is not None and not _matches(if_match, make_etag(job.id, job.spec_version)):
+            raise PreconditionFailed(job_id, make_etag(job.id, job.spec_version), if_match)
         only_describes = bool(changes.model_fields_set) and changes.model_fields_set <= _DESCRIBING
         if job.state.ended and not only_describes:
             raise JobEnded(job_id, job.state, "be changed, except its name, labels and annotations")
@@ -385,7 +385,7 @@ def _apply_patch(spec: JobSpec, changes: JobPatch) -> JobSpec:
     if changes.labels is not None:
         _require_label_of_sweep(spec, changes.labels)
     for key in ("labels", "annotations"):
-        data[key] = merged_labels(data[key], getattr(changes, key) or {})
+        data[key] = merge_patch(data[key], getattr(changes, key) or {})
     return parse_spec(data)
 
 
@@ -393,12 +393,6 @@ def _matches(if_match: str, etag: str) -> bool:
     """Compare tags as in RFC 9110, section 13.1.1: weak tags match nothing. Tags without quotes are accepted too."""
     tags = [part.strip().strip('"') for part in if_match.split(",")]
     return etag in tags or tags == ["*"]
-
-
-def merged_labels(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Merge labels by JSON Merge Patch (RFC 7396) of one level: null removes a label."""
-    merged = {**before, **changes}
-    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _require_label_of_sweep(spec: JobSpec, changes: Mapping[str, str | None]) -> None:
@@ -446,8 +440,7 @@ def _read_spec(tx: Transaction, job: JobRecord, action: str) -> JobSpec:
 
 
 def _describe_training(tx: Transaction, job: JobRecord, spec: JobSpec) -> Training:
-    has_committed = any(checkpoint.state is CheckpointState.COMMITTED for checkpoint in read_checkpoints(tx, job.id))
-    has_checkpoint = has_committed or spec.continue_from is not None
+    has_checkpoint = bool(checkpoint_rows.read_committed(tx, job.id)) or spec.continue_from is not None
     return Training(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=has_checkpoint)
 
 

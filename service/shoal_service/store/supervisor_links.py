@@ -24,7 +24,7 @@ from shoal_service.core.job_machine import ACTIVE, ATTEMPT_STATES
 from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.reports import StacksAnswer
 from shoal_service.store import reporting
-from shoal_service.store.database import Transaction, attempt_tokens, directives, jobs, profiles, upsert
+from shoal_service.store.database import Transaction, attempt_tokens, directives, in_states, jobs, profiles, upsert
 from shoal_service.store.edit import JobEdit, edit_job
 from shoal_service.store.errors import (
     AttemptTokenRefused,
@@ -35,7 +35,7 @@ from shoal_service.store.errors import (
     SupervisorReplaced,
 )
 from shoal_service.store.hub import Topic
-from shoal_service.store.records import JobRecord, load_all, num_of
+from shoal_service.store.records import JobRecord, load_all, read_job_num
 from shoal_service.views import ProfileBody, ProfileState, ProfileView
 from shoal_workers.contract import KEPT_PROFILES, Profiled, ProfileRequest
 
@@ -70,7 +70,7 @@ class SupervisorLink:
 
 def keep_token(tx: Transaction, job_id: str, attempt: int, token: str) -> None:
     """From now on it is the one of the attempt, and no other is. Raises JobNotFound."""
-    job_num = num_of(tx, job_id, lock=True)
+    job_num = read_job_num(tx, job_id, lock=True)
     of_attempt = and_(attempt_tokens.c.job_num == job_num, attempt_tokens.c.attempt == attempt)
     if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_of(token))).rowcount:
         row = {"job_num": job_num, "attempt": attempt, "hash": hash_of(token), "life": 0, "reported_at": 0.0}
@@ -111,7 +111,7 @@ def links(tx: Transaction) -> Mapping[AttemptKey, SupervisorLink]:
 
 def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
     """In place of the last one; its number. `body`: JSON of a Directive. Raises JobNotFound."""
-    job_num = num_of(tx, job_id, lock=True)
+    job_num = read_job_num(tx, job_id, lock=True)
     last = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": job_num}).one_or_none()
     of_attempt = last if last is not None and last.attempt == attempt else None
     row = {
@@ -144,7 +144,7 @@ def directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping[str,
 
 def stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
     """The answer to this request; None if it is not there yet."""
-    row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": num_of(tx, job_id)}).one_or_none()
+    row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": read_job_num(tx, job_id)}).one_or_none()
     if row is None or row.attempt != attempt or not row.stacks:
         return None
     answer = StacksAnswer.model_validate_json(row.stacks)
@@ -201,11 +201,11 @@ def _verdict(job: JobRecord | None, token: Row[Any] | None, arrived: Arrived) ->
     return SupervisorReplaced(arrived.report.life, token.life) if arrived.report.life < token.life else None
 
 
-_STATES = sorted(state.value for state in ATTEMPT_STATES)
+_HAS_ATTEMPT = in_states(ATTEMPT_STATES)
 _OF_TOKEN = (
     select(jobs.c.id, jobs.c.attempt)
     .join(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
-    .where(attempt_tokens.c.hash == bindparam("hash"), jobs.c.state.in_(_STATES))
+    .where(attempt_tokens.c.hash == bindparam("hash"), _HAS_ATTEMPT)
 )
 _TOKENS_OF_JOBS = select(attempt_tokens).where(attempt_tokens.c.job_num.in_(bindparam("job_nums", expanding=True)))
 _REPORTED = (
@@ -216,19 +216,17 @@ _REPORTED = (
 _LINKS = (
     select(jobs.c.id, jobs.c.attempt, attempt_tokens.c.life, attempt_tokens.c.reported_at)
     .outerjoin(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
-    .where(jobs.c.state.in_(_STATES))
+    .where(_HAS_ATTEMPT)
 )
 _DIRECTIVE_NUMBERS = (
-    select(jobs.c.id, directives.c.number)
-    .join(directives, directives.c.job_num == jobs.c.num)
-    .where(jobs.c.state.in_(_STATES))
+    select(jobs.c.id, directives.c.number).join(directives, directives.c.job_num == jobs.c.num).where(_HAS_ATTEMPT)
 )
 _DIRECTIVE_OF_JOB = select(directives).where(directives.c.job_num == bindparam("job_num"))
 _DIRECTIVE = (
     select(directives.c.number, directives.c.body)
     .select_from(jobs)
     .outerjoin(directives, and_(directives.c.job_num == jobs.c.num, directives.c.attempt == jobs.c.attempt))
-    .where(jobs.c.id == bindparam("job_id"), jobs.c.attempt == bindparam("attempt"), jobs.c.state.in_(_STATES))
+    .where(jobs.c.id == bindparam("job_id"), jobs.c.attempt == bindparam("attempt"), _HAS_ATTEMPT)
 )
 _ANSWERED = update(directives).where(directives.c.job_num == bindparam("of_job")).values(stacks=bindparam("answer"))
 """Statements are built once: that takes as long as to run them."""
@@ -252,7 +250,7 @@ def create(tx: Transaction, job_id: str, body: ProfileBody, *, now: float) -> Pr
             end_open(edit, f"no answer within {UNANSWERED_S:g} s")
         newest = tx.execute(select(func.max(profiles.c.number)).where(profiles.c.job_num == job.num)).scalar_one()
         request = ProfileRequest(number=(newest or 0) + 1, rank=body.rank, steps=body.steps, requested_at=now)
-        view = _of_request(edit, request)
+        view = _make_request_view(edit, request)
         _write(tx, job.num, view)
         old = profiles.c.number <= request.number - KEPT_PROFILES
         tx.execute(delete(profiles).where(profiles.c.job_num == job.num, old))
@@ -263,7 +261,9 @@ def create(tx: Transaction, job_id: str, body: ProfileBody, *, now: float) -> Pr
 
 def views(tx: Transaction, job_id: str) -> list[ProfileView]:
     """The profiles of a job, oldest first. Raises JobNotFound."""
-    query = select(profiles.c.document).where(profiles.c.job_num == num_of(tx, job_id)).order_by(profiles.c.number)
+    query = (
+        select(profiles.c.document).where(profiles.c.job_num == read_job_num(tx, job_id)).order_by(profiles.c.number)
+    )
     return [ProfileView.model_validate_json(document) for document in tx.execute(query).scalars()]
 
 
@@ -292,7 +292,7 @@ def end(edit: JobEdit, item: Profiled) -> None:
         "overlaps": item.overlaps,
         "held_s": item.held_s,
     }
-    view = _of_request(edit, request).model_copy(update=ended)
+    view = _make_request_view(edit, request).model_copy(update=ended)
     _write(edit.tx, edit.job.num, view)
     edit.set(profile="")
     edit.job = replace(edit.job, profile=None)
@@ -318,7 +318,7 @@ def end_open(edit: JobEdit, reason: str) -> None:
         end(edit, Profiled(generation=0, number=request.number, rank=request.rank, error=reason))
 
 
-def _of_request(edit: JobEdit, request: ProfileRequest) -> ProfileView:
+def _make_request_view(edit: JobEdit, request: ProfileRequest) -> ProfileView:
     return ProfileView(
         number=request.number,
         state=ProfileState.REQUESTED,

@@ -38,7 +38,7 @@ from shoal_service.core.sweeps import (
 from shoal_service.core.where.language import LabelSelector
 from shoal_service.fleet_views import SweepBest, SweepCurve, SweepCurves, SweepResult, SweepSummary, SweepView
 from shoal_service.store import access, job_lists, submissions
-from shoal_service.store.curves import WIDTHS
+from shoal_service.store.curves import WIDTHS, rolled_until
 from shoal_service.store.database import (
     Transaction,
     events,
@@ -300,11 +300,7 @@ def _read_reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> di
             query = select(series.c.step).where(series.c.job_num == num, series.c.val_loss.is_not(None))
             step = tx.execute(query.order_by(series.c.step.desc()).limit(1)).scalar_one_or_none()
         else:
-            newest = select(func.max(series_rollups.c.bucket)).where(
-                series_rollups.c.job_num == num, series_rollups.c.width == AVERAGED_STEPS
-            )
-            bucket = tx.execute(newest).scalar_one()
-            step = None if bucket is None else (bucket + 1) * AVERAGED_STEPS
+            step = rolled_until(tx, num, AVERAGED_STEPS) or None
         if step is not None:
             reached[job_id] = step
     return reached

@@ -36,7 +36,7 @@ from shoal_service.core.system_metrics import (
     level_for,
 )
 from shoal_service.store.database import Transaction, system_samples, upsert
-from shoal_service.store.records import num_of
+from shoal_service.store.records import read_job_num
 from shoal_service.views import SystemColumns
 
 _FASTEST = 1
@@ -64,7 +64,7 @@ class SystemRow:
     """By name of the metric."""
 
 
-def row_of(sample: SystemSample) -> SystemRow:
+def make_row(sample: SystemSample) -> SystemRow:
     """Makes a row of a sample. A number that is not finite, or too large for 32 bits, counts as not measured."""
     columns = {}
     for name, values in sample.values.items():
@@ -123,7 +123,7 @@ def unpack(data: bytes, pick: Pick) -> dict[str, Column]:
     return columns
 
 
-def metrics_of(data: bytes) -> Collection[str]:
+def list_metrics(data: bytes) -> Collection[str]:
     """Names of the metrics that a row has."""
     return _opened(data)[1].keys()
 
@@ -169,7 +169,7 @@ def add(tx: Transaction, job_num: int, samples: Sequence[SystemSample]) -> None:
     if not samples:
         return
     finest, newest_at = LEVELS[0], samples[-1].at
-    upsert(tx, system_samples, list(_documents(job_num, finest, in_buckets(map(row_of, samples), finest))))
+    upsert(tx, system_samples, list(_documents(job_num, finest, in_buckets(map(make_row, samples), finest))))
     written = [finest]
     for below, width in pairwise(LEVELS):
         if not _roll_up(tx, job_num, below, width, until=bucket_of(newest_at, width)):
@@ -190,8 +190,9 @@ def read(
 ) -> SystemColumns:
     """Reads one metric over time. `ranks`: only these; None means all. `after`: only later samples, finer if they are
     few. Raises JobNotFound."""
-    job_num = num_of(tx, job_id)
-    first_at, last_at = _extent(tx, job_num)
+    job_num = read_job_num(tx, job_id)
+    extent = select(func.min(system_samples.c.at), func.max(system_samples.c.at))
+    first_at, last_at = tx.execute(extent.where(system_samples.c.job_num == job_num)).one()
     if first_at is None or last_at is None or last_at <= after:
         return SystemColumns(metric=metric)
     width = level_for(max(first_at, after), last_at)
@@ -231,12 +232,6 @@ def _roll_up(tx: Transaction, job_num: int, below: float, width: float, *, until
     return bool(documents)
 
 
-def _extent(tx: Transaction, job_num: int) -> tuple[float | None, float | None]:
-    query = select(func.min(system_samples.c.at), func.max(system_samples.c.at))
-    first, last = tx.execute(query.where(system_samples.c.job_num == job_num)).one()
-    return first, last
-
-
 def _rows_after(tx: Transaction, job_num: int, coarsest: float, after: float, pick: Pick) -> Iterator[SystemRow]:
     """Rows after a time, from the coarsest level as far as it is written, and from finer ones after that."""
     for width in sorted((width for width in LEVELS if width <= coarsest), reverse=True):
@@ -258,7 +253,7 @@ def _known_metrics(tx: Transaction, job_num: int) -> tuple[SystemMetric, ...]:
     """The metrics that the newest sample has."""
     query = select(system_samples).where(system_samples.c.job_num == job_num, system_samples.c.width_s == LEVELS[0])
     row = tx.execute(query.order_by(system_samples.c.bucket.desc()).limit(1)).one()
-    named = metrics_of(row.data)
+    named = list_metrics(row.data)
     return tuple(metric for metric in SystemMetric if metric.value in named)
 
 

@@ -193,28 +193,29 @@ def _change(row: Any, at: float, event_type: str, data: dict[str, Any], granted:
     message = describe(event_type, data).message
     common: dict[str, Any] = {"at": at, "job": row.id, "cluster": row.cluster, "words": message}
     others = tuple((data.get("others") or {}).items())
-    if event_type == JobGranted.type:
-        before, after = data["from"], data["to"]
-        moved = ChangeKind.GROW if after > before else ChangeKind.SHRINK
-        return Change(kind=moved, before=before, after=after, others=others, reason=data["reason"], **common)
-    if event_type == JobPreempted.type:
-        before, receiver = data["workers"], data["beneficiary"]
-        others = others or (((receiver, before),) if receiver else ())
-        return Change(kind=ChangeKind.PREEMPT, before=before, after=0, others=others, reason=data["reason"], **common)
-    if event_type == JobStateChanged.type:
-        reason = data["message"] or data["reason"]
-        if data.get("workers"):
-            after = data["workers"]
-            return Change(kind=ChangeKind.START, before=0, after=after, others=others, reason=reason, **common)
-        if JobState(data["to"]) in ATTEMPT_STATES or not granted:
-            return None
-        return Change(kind=ChangeKind.LEAVE, before=granted, after=0, reason=f"{data['to']}: {reason}", **common)
-    if event_type == IncidentOpened.type and data["ranks"]:
-        before, lost = data["workers"], len(data["ranks"])
-        return Change(kind=ChangeKind.LOST, before=before, after=before - lost, reason=message, **common)
-    if event_type == IncidentClosed.type and data["to_workers"] not in (None, in_group):
-        after = data["to_workers"]
-        return Change(kind=ChangeKind.RECOVERED, before=in_group, after=after, reason=message, **common)
+    match event_type:
+        case JobGranted.type:
+            before, after = data["from"], data["to"]
+            moved = ChangeKind.GROW if after > before else ChangeKind.SHRINK
+            return Change(kind=moved, before=before, after=after, others=others, reason=data["reason"], **common)
+        case JobPreempted.type:
+            before, receiver = data["workers"], data["beneficiary"]
+            others = others or (((receiver, before),) if receiver else ())
+            reason = data["reason"]
+            return Change(kind=ChangeKind.PREEMPT, before=before, after=0, others=others, reason=reason, **common)
+        case JobStateChanged.type:
+            workers, reason = data.get("workers"), data["message"] or data["reason"]
+            if workers:
+                return Change(kind=ChangeKind.START, before=0, after=workers, others=others, reason=reason, **common)
+            if JobState(data["to"]) not in ATTEMPT_STATES and granted:
+                ended = f"{data['to']}: {reason}"
+                return Change(kind=ChangeKind.LEAVE, before=granted, after=0, reason=ended, **common)
+        case IncidentOpened.type if data["ranks"]:
+            left = data["workers"] - len(data["ranks"])
+            return Change(kind=ChangeKind.LOST, before=data["workers"], after=left, reason=message, **common)
+        case IncidentClosed.type if data["to_workers"] not in (None, in_group):
+            after = data["to_workers"]
+            return Change(kind=ChangeKind.RECOVERED, before=in_group, after=after, reason=message, **common)
     return None
 
 

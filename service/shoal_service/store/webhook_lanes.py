@@ -9,17 +9,17 @@ are those of the table of events. Nothing is sent here, and no secret is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, case, delete, func, insert, select, update
+from sqlalchemy import Row, and_, case, delete, func, insert, select, true, update
 
 from shoal_service.core.events import WebhookGaveUp
 from shoal_service.core.webhooks import OF_JOBS, Retries, ServiceWebhook
 from shoal_service.store import driving
 from shoal_service.store.database import Transaction, events, in_projects, jobs, upsert, webhook_cursors, webhooks
-from shoal_service.store.records import load_spec, num_of
+from shoal_service.store.records import columns_for, load_spec, read_job_num
 from shoal_service.views import WebhookView
 
 MAX_ERROR_CHARS = 300
@@ -215,33 +215,25 @@ def read_views(
         visible: without a job, only hooks of specs of these projects.
     """
     cursor = webhook_cursors.c
-    of_specs = select(cursor.hook, cursor.job_num, jobs.c.id).join(jobs, jobs.c.num == cursor.job_num)
-    of_specs = of_specs.where(cursor.hook.startswith(JOB))
+    of_job = true() if job_id is None else cursor.job_num == read_job_num(tx, job_id)
+    views = []
+    if job_id is not None or visible is None:
+        lanes = and_(cursor.hook == SERVICE + webhooks.c.name, of_job)
+        of_settings = select(webhooks, *_SUMS).outerjoin(webhook_cursors, lanes).group_by(webhooks.c.name)
+        for row in tx.execute(of_settings.order_by(webhooks.c.name)):
+            hook = {"hook": SERVICE + row.name, "job_id": job_id, "events": tuple(json.loads(row.events))}
+            views.append(WebhookView(**columns_for(WebhookView, row) | hook))
+    of_specs = select(cursor.hook, jobs.c.num, jobs.c.id, *_SUMS).join(jobs, jobs.c.num == cursor.job_num)
+    of_specs = of_specs.where(cursor.hook.startswith(JOB), of_job).group_by(jobs.c.num, cursor.hook)
     if job_id is None:
-        lanes: tuple[ColumnElement[bool], ...] = ()
-        of_specs = of_specs.where(_FAILS, in_projects(jobs.c.project, visible))
-        rows = tx.execute(of_specs.order_by(cursor.waiting_since).limit(limit)).all()
+        failing = of_specs.where(_FAILS, in_projects(jobs.c.project, visible))
+        of_specs = failing.order_by(func.min(cursor.waiting_since)).limit(limit)
     else:
-        lanes, visible = (cursor.job_num == num_of(tx, job_id),), None
-        rows = sorted(tx.execute(of_specs.where(*lanes)), key=lambda row: int(row.hook.removeprefix(JOB)))
-    hooks = []
-    for hook in tx.execute(select(webhooks).order_by(webhooks.c.name)).all() if visible is None else ():
-        name, sums = SERVICE + hook.name, select(*_SUMS).where(*lanes, cursor.hook == SERVICE + hook.name)
-        hooks.append(_read_view(tx, name, job_id, (hook.receiver, json.loads(hook.events)), sums))
-    for row in rows:
-        spec_hooks = load_spec(tx, row.job_num, 1).webhooks  # the same in every version
+        of_specs = of_specs.order_by(func.length(cursor.hook), cursor.hook)  # job/2 before job/10
+    for row in tx.execute(of_specs).all():
+        spec_hooks = load_spec(tx, row.num, 1).webhooks  # the same in every version
         number = int(row.hook.removeprefix(JOB))
-        spec_hook = spec_hooks[number] if number < len(spec_hooks) else None
-        selection = (spec_hook.receiver, spec_hook.events) if spec_hook is not None else ("", ())
-        sums = select(*_SUMS).where(cursor.job_num == row.job_num, cursor.hook == row.hook)
-        hooks.append(_read_view(tx, row.hook, row.id, selection, sums))
-    return hooks
-
-
-def _read_view(
-    tx: Transaction, hook: str, job_id: str | None, selection: tuple[str, Sequence[str]], sums: Select[Any]
-) -> WebhookView:
-    """Make a view. `selection`: receiver, and patterns of events."""
-    receiver, patterns = selection
-    values = tx.execute(sums).one()._mapping
-    return WebhookView(hook=hook, job_id=job_id, receiver=receiver, events=tuple(patterns), **values)
+        known = spec_hooks[number] if number < len(spec_hooks) else None
+        hook = {"job_id": row.id, "receiver": known.receiver if known else "", "events": known.events if known else ()}
+        views.append(WebhookView(**columns_for(WebhookView, row) | hook))
+    return views

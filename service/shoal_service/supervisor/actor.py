@@ -10,8 +10,7 @@ from functools import partial
 
 import ray
 from shoal_service.clock import SystemClock
-from shoal_service.cluster.gcs import GcsKeyValueStore, ends_of
-from shoal_service.cluster.node_watch import GcsNodeWatch
+from shoal_service.cluster.gcs import GcsKeyValueStore, GcsNodeWatch, read_ends
 from shoal_service.collector import collect_rarely
 from shoal_service.core.attempt.messages import Command
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
@@ -59,7 +58,7 @@ class SupervisorActor:
 
         identity = {"job": config.job_id, "attempt": config.attempt}
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=lambda: identity)
-        last_ends = partial(ends_of, ray.get_runtime_context().get_actor_id())
+        last_ends = partial(read_ends, ray.get_runtime_context().get_actor_id())
         self._supervisor = Supervisor(config, journal, clock, make_world, last_ends)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._supervisor.log_fields)
         collect_rarely()

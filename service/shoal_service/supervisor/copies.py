@@ -68,7 +68,7 @@ class StoredConfig:
 _log = logging.getLogger(__name__)
 
 
-def version_of(archive: bytes) -> str:
+def hash_archive(archive: bytes) -> str:
     return hashlib.sha256(archive).hexdigest()
 
 

@@ -16,7 +16,6 @@ import json
 import logging
 import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from shoal_service.home import (
     ReportReceipt,
     Superseded,
     Unavailable,
+    make_context,
     make_error,
 )
 from shoal_service.supervisor.config import Directive, StaleEpoch
@@ -98,12 +98,10 @@ class Dialer:
             sent_mono = time.monotonic()
             try:
                 acknowledged, is_released = self._report(acknowledged, 0.0 if is_first else _MAX_GAP_S)
-            except Unavailable as error:
+            except (Unavailable, Rejected) as error:
                 self._is_over.wait(pauses.next_s(error))
-                continue
-            except Rejected as error:  # its token may have ended because it has a successor, or was reaped
-                self._is_over.wait(pauses.next_s(error))
-                self._journal.require_current()
+                if isinstance(error, Rejected):  # the token may have ended because this supervisor has a successor
+                    self._journal.require_current()
                 continue
             except Superseded as error:
                 _log.warning("supervisor.refused", extra={"reason": str(error)})
@@ -222,7 +220,11 @@ class _Connection:
             "Content-Type": "application/json",
             "User-Agent": f"shoal-supervisor/{VERSION}",
         }
-        self._context = _make_context(home) if any(url.scheme == "https" for url in self._urls) else None
+        self._context = (
+            make_context(home.ca, is_pinned=home.is_pinned)
+            if any(url.scheme == "https" for url in self._urls)
+            else None
+        )
         self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
         """Guards `_connection`."""
@@ -239,7 +241,8 @@ class _Connection:
             response = connection.getresponse()
             raw = response.read()
         except (OSError, http.client.HTTPException) as error:
-            self._next_url()
+            self._close()
+            self._urls.append(self._urls.pop(0))  # another control plane may answer
             raise Unavailable(f"{type(error).__name__}: {error}") from error
         if response.will_close:
             self._close()
@@ -269,21 +272,8 @@ class _Connection:
                     self._connection = http.client.HTTPConnection(url.hostname, url.port)
             return self._connection
 
-    def _next_url(self) -> None:
-        """Change to the next URL, because another control plane may answer."""
-        self._close()
-        self._urls.append(self._urls.pop(0))
-
     def _close(self) -> None:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-def _make_context(home: Home) -> ssl.SSLContext:
-    context = ssl.create_default_context(cadata=home.ca or None)
-    if home.is_pinned:
-        context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted, whoever issued it
-    return context

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, assert_never
 
-from shoal_service.clock import Clock, WallClockWatch
+from shoal_service.clock import Clock, WallClockWatch, cancel_all
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.messages import (
@@ -343,9 +343,7 @@ class Executor:
     async def _release_all(self) -> None:
         released = _release_workers(self._fleet, self._clock, self._to_release, self._killing)
         await asyncio.gather(released, self._agent_pool.close())
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all([*self._tasks])
         await self._coordinator.remove_torn(self._state)
 
     def _reattach(self) -> None:
@@ -386,7 +384,7 @@ class Executor:
         """Ends a worker that another release started: its calls have another form. Its snapshots stay on its node."""
         self._find_to_kill(worker.index)
         self._kill(worker.index)
-        version = _version_of(worker, self._entry_version)
+        version = _find_version(worker, self._entry_version)
         return f"the worker speaks wire version {version}, and the restarted supervisor {WIRE_VERSION}: it is replaced"
 
     def _find_to_kill(self, index: int) -> None:
@@ -397,14 +395,14 @@ class Executor:
             self._clients[index] = WorkerClient(index, worker_id, self._context)
 
 
-def _version_of(worker: Worker, entry_version: int) -> int:
+def _find_version(worker: Worker, entry_version: int) -> int:
     """Version of the wire that the worker speaks."""
     # a worker that was not warm has the version of the journal's entry
     return worker.info.version if worker.info is not None else entry_version
 
 
 def _speaks_this_version(worker: Worker, entry_version: int) -> bool:
-    return _version_of(worker, entry_version) == WIRE_VERSION
+    return _find_version(worker, entry_version) == WIRE_VERSION
 
 
 async def _release_workers(

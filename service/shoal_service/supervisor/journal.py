@@ -178,7 +178,8 @@ class GcsJournal:
         self._store = store
         self._on_replaced = on_replaced
         self._root = f"{job_id}/{attempt}"
-        self._life = 0
+        self.life = 0
+        """Number of this incarnation of the supervisor; 0 before `begin`. Read only."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._entry: JournalEntry | None = None
@@ -202,19 +203,15 @@ class GcsJournal:
         life = max((_number(key) for key in self._keys("life")), default=0) + 1
         while not self._claim(life, now):
             life += 1  # another one was faster, or the answer to this very request was lost
-        self._life = life
+        self.life = life
         entry, num_lost = self._read()
         raw_epoch = self._retry_until_reachable(lambda: self._store.get(f"{self._root}/epoch".encode()))
         return RecoveredState(life, self._starts(), entry, int(raw_epoch) if raw_epoch is not None else 0, num_lost)
 
-    @property
-    def life(self) -> int:
-        return self._life
-
     def require_current(self) -> None:
         """Ends this process if it has a successor, or if its attempt was removed. The successor would do everything a
         second time that this process did next."""
-        mine, next_one = (self._key("life", life) for life in (self._life, self._life + 1))
+        mine, next_one = (self._key("life", life) for life in (self.life, self.life + 1))
         if (
             self._retry_until_reachable(lambda: self._store.get(mine)) is None
             or self._retry_until_reachable(lambda: self._store.get(next_one)) is not None
@@ -332,9 +329,9 @@ class GcsJournal:
         """Writes the entry, or what has changed since the last one. A supervisor that was cut off learns here that it
         has a successor."""
         number, record = self._records.next(entry)
-        key = self._key("entry", self._life)
+        key = self._key("entry", self.life)
         if number is not None:
-            key = f"{self._root}/change/{self._life:06d}/{number:06d}".encode()
+            key = f"{self._root}/change/{self.life:06d}/{number:06d}".encode()
         self._asked = HeadWait(time.monotonic(), len(record))
         while record:
             if was_away:
@@ -354,12 +351,12 @@ class GcsJournal:
         they change."""
         with suppress(GcsUnavailable):  # they go with the attempt
             for number in self._records.take_void():
-                self._store.delete(f"{self._root}/change/{self._life:06d}/{number:06d}".encode())
+                self._store.delete(f"{self._root}/change/{self.life:06d}/{number:06d}".encode())
 
     def _delete_older_entries(self) -> None:
         with suppress(GcsUnavailable):  # they go with the attempt
             for key in self._store.keys(f"{self._root}/entry/".encode()):
-                if _number(key) < self._life:
+                if _number(key) < self.life:
                     self._store.delete(key)
                     self._store.delete_all(f"{self._root}/change/{_number(key):06d}/".encode())
 

@@ -85,7 +85,7 @@ class Records(Generic[Entry]):
 
     def _whole(self, entry: Entry) -> bytes:
         raw = whole(entry)
-        self._base, self._entry_bytes, self._changes_bytes = digest_of(raw), len(raw), 0
+        self._base, self._entry_bytes, self._changes_bytes = make_digest(raw), len(raw), 0
         self._void += range(self._first, self._num_all + 1)
         self._first = self._num_all + 1
         return raw
@@ -107,7 +107,7 @@ def is_entry_due(entry_bytes: int, num_changes: int, changes_bytes: int) -> bool
     return num_changes >= _MAX_CHANGES or changes_bytes >= entry_bytes
 
 
-def digest_of(entry: bytes) -> str:
+def make_digest(entry: bytes) -> str:
     return blake2b(entry, digest_size=12).hexdigest()
 
 
@@ -140,7 +140,7 @@ def _plain(value: Any) -> Any:
 
 def replayed(entry: bytes, records: Iterable[bytes]) -> Replayed:
     """Applies the records to their entry. `records`: in any order; those of other entries are passed over."""
-    base = digest_of(entry)
+    base = make_digest(entry)
     known = dict(replay for raw in records if (replay := _decoded(raw, base)) is not None)
     number = next(number for number in range(1, len(known) + 2) if number not in known) - 1
     if not number:
@@ -170,17 +170,19 @@ def changes(before: Any, after: Any) -> Change | None:
         return None
     if type(before) is not type(after):
         return {"value": after}
-    if is_dataclass(after):
-        return changed_fields(before, after, [field.name for field in fields(after)])
-    if isinstance(after, Table):
-        return _changed_leaves(before, after)
-    if isinstance(after, tuple):
-        return _changed_items(before, after)
-    if isinstance(after, IntMap):
-        return _changed_entries(*_differing(before, after))
-    if isinstance(after, Mapping):
-        return _changed_entries(before, after)
-    return None if before == after else {"value": after}
+    match after:
+        case _ if is_dataclass(after):
+            return changed_fields(before, after, [field.name for field in fields(after)])
+        case Table():
+            return _changed_leaves(before, after)
+        case tuple():
+            return _changed_items(before, after)
+        case IntMap():
+            return _changed_entries(*_differing(before, after))
+        case Mapping():
+            return _changed_entries(before, after)
+        case _:
+            return None if before == after else {"value": after}
 
 
 def changed_fields(before: Any, after: Any, names: Iterable[str]) -> Change | None:
@@ -197,14 +199,16 @@ def applied(document: Any, change: Change) -> Any:
     Raises:
         LookupError, TypeError: the change is of another document.
     """
-    if "value" in change:
-        return change["value"]
-    if "fields" in change:
-        return document | {name: applied(document[name], value) for name, value in change["fields"].items()}
-    if "items" in change:
-        return [item for part in change["items"] for item in _items(document, part)]
-    kept = {key: value for key, value in document.items() if key not in change["without"]}
-    return kept | {key: applied(document.get(key), value) for key, value in change["entries"].items()}
+    match change:
+        case {"value": value}:
+            return value
+        case {"fields": changed}:
+            return document | {name: applied(document[name], value) for name, value in changed.items()}
+        case {"items": parts}:
+            return [item for part in parts for item in _items(document, part)]
+        case _:
+            kept = {key: value for key, value in document.items() if key not in change["without"]}
+            return kept | {key: applied(document.get(key), value) for key, value in change["entries"].items()}
 
 
 def _changed_items(before: tuple[Any, ...], after: tuple[Any, ...]) -> Change | None:

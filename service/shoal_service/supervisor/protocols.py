@@ -321,10 +321,6 @@ UntilGone = Callable[[Address, Callable[[], Address | None]], Awaitable[Gone | N
 """The type of `probes.until_gone`."""
 
 
-def _go_on(command: Command) -> None:
-    """Does nothing: the shipped `before_command`."""
-
-
 @dataclass(frozen=True, slots=True)
 class World:
     """The world outside of the supervisor, as far as an executor talks to it."""
@@ -338,5 +334,5 @@ class World:
     until_gone: UntilGone
     agents: PollAgents | None = None
     """The agents that poll workers; None if the supervisor polls every worker itself."""
-    before_command: Callable[[Command], None] = _go_on
+    before_command: Callable[[Command], None] = lambda command: None
     """Called when a command is in the journal and is not performed yet. Fault tests end the supervisor here."""

@@ -133,7 +133,7 @@ class Histogram:
     total: float
 
     @classmethod
-    def of_buckets(cls, counts: tuple[int, ...], total: float) -> Histogram:
+    def from_buckets(cls, counts: tuple[int, ...], total: float) -> Histogram:
         """`counts`: number of observations in each bucket; the last bucket is above all bounds."""
         *sums, count = accumulate(counts)
         return cls(tuple(sums), count, total)
@@ -196,11 +196,6 @@ def _compute_samples_per_s(job: LiveJob) -> float | None:
     return job.spec.batch.global_size / status.step_s if status.step_s and status.tokens_per_s is not None else None
 
 
-def _read_step(job: LiveJob) -> float | None:
-    """None if a script has not reported a step."""
-    return None if job.spec.script is not None and not job.status.step else job.status.step
-
-
 def _read_goodput(job: LiveJob) -> Mapping[tuple[str, ...], float] | None:
     booked = job.status.goodput
     return {(category.value,): seconds for category, seconds in booked.seconds.items()} if booked else None
@@ -245,10 +240,6 @@ def _average_phases(job: LiveJob) -> Mapping[tuple[str, ...], float] | None:
     )
 
 
-def _label_worker(worker: WorkerSample) -> tuple[str, ...]:
-    return (str(worker.rank), worker.node_id)
-
-
 JOB_MFU = _gauge(
     "shoal_job_mfu_ratio",
     "Model FLOPs utilisation: the planner's FLOPs per token times tokens per second, over the peak of the profile.",
@@ -288,7 +279,11 @@ OF_JOBS: tuple[Metric, ...] = (
         "Workers that a job wants: elasticity.max_workers.",
         lambda job: job.spec.elasticity.max_workers,
     ),
-    _gauge("shoal_job_step", "Optimizer steps that a job has completed.", lambda job: _read_step(job)),
+    _gauge(
+        "shoal_job_step",
+        "Optimizer steps that a job has completed.",
+        lambda job: None if job.spec.script is not None and not job.status.step else job.status.step,
+    ),
     _gauge("shoal_job_total_steps", "Optimizer steps after which a job ends.", lambda job: job.status.total_steps),
     _gauge(
         "shoal_job_step_timestamp_seconds",
@@ -323,7 +318,7 @@ OF_JOBS: tuple[Metric, ...] = (
         "Seconds of the steps that a job has computed in all its attempts, repeated ones included.",
         _JOB,
         STEP_BOUNDS_S,
-        of_job=lambda job: Histogram.of_buckets(job.step_times.counts, job.step_times.total_s),
+        of_job=lambda job: Histogram.from_buckets(job.step_times.counts, job.step_times.total_s),
     ),
     _gauge(
         "shoal_job_communication_ratio",
@@ -434,7 +429,7 @@ OF_JOBS: tuple[Metric, ...] = (
         Kind.GAUGE,
         "Always 1: the node that a rank of a job's group is on.",
         (*_RANK, "node_id"),
-        of_job=lambda job: {_label_worker(worker): 1 for worker in job.workers if worker.rank is not None},
+        of_job=lambda job: {(str(worker.rank), worker.node_id): 1 for worker in job.workers if worker.rank is not None},
     ),
     _gauge(
         "shoal_worker_cpu_cores", "CPUs that a worker keeps busy.", _read_by_rank(lambda use: use.cpu_cores), "rank"

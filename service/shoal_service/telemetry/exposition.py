@@ -122,8 +122,8 @@ class Exposition:
         self._cached: Snapshot | None = None
         self._cached_mono = 0.0
         self._live = metrics_snapshot.LiveJobs()
-        self._rendered: dict[tuple[str, bool], tuple[Mapping[Labels, Value], Exemplars, str]] = {}
 
+    @paused_collector()
     def render(self, accept: str, projects: Collection[str] | None = None) -> tuple[bytes, str]:
         """Returns the body and its media type: OpenMetrics if the scraper's `Accept` prefers that.
 
@@ -133,43 +133,27 @@ class Exposition:
         Raises:
             StoreUnavailable
         """
-        with paused_collector():
-            return self._render(accept, projects)
-
-    def _render(self, accept: str, projects: Collection[str] | None) -> tuple[bytes, str]:
         media_type = choose_media_type(accept)
         openmetrics = media_type == OPENMETRICS
         scrape = Scrape(self._snapshot(), self._sources, self._clock())
-        if projects is None:
-            parts = [self._jobs.text(scrape.snapshot.live, openmetrics=openmetrics)]
-            parts += [self._text(metric, _rows(values(scrape)), scrape, openmetrics) for metric, values in OF_SERVICE]
-            encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
-            of_process = encode(self._process).removesuffix(_END)  # it ends the whole body, and no part of it
-            body = "".join(parts).encode() + of_process
-        else:
-            body = self._of_projects(scrape, projects, openmetrics=openmetrics)
-        return (body + _END if openmetrics else body), media_type
-
-    def _of_projects(self, scrape: Scrape, projects: Collection[str], *, openmetrics: bool) -> bytes:
-        """Renders everything anew, because the lines that are kept are for users who see all projects."""
-        live = [job for job in scrape.snapshot.live if job.spec.project in projects]
-        parts = [_JobSeries(self._sources.profile_of).text(live, openmetrics=openmetrics)]
+        live, jobs = scrape.snapshot.live, self._jobs
+        if projects is not None:
+            live = tuple(job for job in live if job.spec.project in projects)
+            jobs = _JobSeries(self._sources.profile_of)  # the lines that are kept are for users who see all projects
+        parts = [jobs.text(live, openmetrics=openmetrics)]
         for metric, values in OF_SERVICE:
-            if metric.labels == ("project",):
-                rows = {labels: value for labels, value in _rows(values(scrape)).items() if labels[0] in projects}
-                parts.append(format_family(metric, rows, openmetrics=openmetrics, exemplars={}))
-        return "".join(parts).encode()
-
-    def _text(self, metric: Metric, rows: Mapping[Labels, Value], scrape: Scrape, openmetrics: bool) -> str:
-        """The lines of a metric. They are kept, because most do not change between two scrapes."""
-        key = (metric.name, openmetrics)
-        known = self._rendered.get(key)
-        exemplars = _exemplars(metric, scrape.tallies)
-        if known is not None and known[0] == rows and known[1] == exemplars:
-            return known[2]
-        text = format_family(metric, rows, openmetrics=openmetrics, exemplars=exemplars)
-        self._rendered[key] = rows, exemplars, text
-        return text
+            if projects is None or metric.labels == ("project",):
+                rows = values(scrape)
+                rows = rows if isinstance(rows, Mapping) else {(): rows}
+                if projects is not None:
+                    rows = {labels: value for labels, value in rows.items() if labels[0] in projects}
+                exemplars = _exemplars(metric, scrape.tallies)
+                parts.append(format_family(metric, rows, openmetrics=openmetrics, exemplars=exemplars))
+        if projects is None:
+            encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
+            parts.append(encode(self._process).removesuffix(_END).decode())  # it ends the whole body, and no part of it
+        body = "".join(parts).encode()
+        return (body + _END if openmetrics else body), media_type
 
     def _snapshot(self) -> Snapshot:
         with self._lock:  # scrapes at the same time wait for one read
@@ -179,10 +163,6 @@ class Exposition:
                     self._cached = metrics_snapshot.read(tx, self._live, now=self._clock())
                 self._cached_mono = now
             return self._cached
-
-
-def _rows(values: Mapping[Labels, Value] | Value) -> Mapping[Labels, Value]:
-    return values if isinstance(values, Mapping) else {(): values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -641,7 +621,7 @@ def _nothing(metric: Metric) -> Histogram:
 
 
 def _nodes_by_state(view: ClusterView) -> dict[Labels, Value]:
-    counts = Counter((node.cluster, _state_of(node)) for node in view.nodes)
+    counts = Counter((node.cluster, _find_state(node)) for node in view.nodes)
     connected = [cluster.name for cluster in view.clusters if cluster.connected]
     return {(name, state): counts[name, state] for name in connected for state in NODE_STATES}
 
@@ -656,7 +636,7 @@ def _by_resource(view: ClusterView, amount: str) -> dict[Labels, Value]:
     }
 
 
-def _state_of(node: NodeView) -> str:
+def _find_state(node: NodeView) -> str:
     """The state of a node, one of NODE_STATES."""
     if not node.alive:
         return "dead"

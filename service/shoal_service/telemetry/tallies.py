@@ -73,7 +73,7 @@ class Durations:
     def values(self) -> dict[Labels, Histogram]:
         with self._lock:
             rows = [(labels, tuple(counts), self._totals[labels]) for labels, counts in sorted(self._counts.items())]
-        return {labels: Histogram.of_buckets(counts, total) for labels, counts, total in rows}
+        return {labels: Histogram.from_buckets(counts, total) for labels, counts, total in rows}
 
     def value(self) -> Histogram:
         """Return the value of a histogram without labels; all zeros if it has observed nothing."""

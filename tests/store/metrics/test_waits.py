@@ -90,7 +90,7 @@ _UNBOUNDED = {
     ("gateway/gateway.py", "run"): "the life of a gateway: a signal, or the end of a loop",
     ("store/backup.py", "_play"): "a process whose output has ended; a person waits for the restoration",
     ("supervisor/journal.py", "_write_forever"): _IDLE,
-    ("supervisor/workers/worker_client.py", "_after_adoption"): "the adoption is repeated until the worker is lost",
+    ("supervisor/workers/worker_client.py", "_carry_out"): "the adoption is repeated until the worker is lost",
     (
         "supervisor/workers/worker_client.py",
         "_poll_directly",

@@ -16,8 +16,17 @@ from sqlalchemy import func, select
 from shoal_service.core.system_metrics import LEVELS, MAX_BUCKETS, SystemMetric, SystemSample
 from shoal_service.store import JobNotFound, Store, system_samples
 from shoal_service.store.database import system_samples as table
-from shoal_service.store.records import num_of
-from shoal_service.store.system_samples import SystemRow, by_rank, in_buckets, mean, metrics_of, pack, row_of, unpack
+from shoal_service.store.records import read_job_num
+from shoal_service.store.system_samples import (
+    SystemRow,
+    by_rank,
+    in_buckets,
+    list_metrics,
+    make_row,
+    mean,
+    pack,
+    unpack,
+)
 
 AT = 1_000_000.0
 
@@ -72,7 +81,7 @@ def test_a_long_job_has_few_rows_and_its_roll_ups_are_the_means_of_its_samples(
     assert newest.values[0] == pytest.approx([one.values["busy"][0] for one in every[-100:]], rel=1e-4)
 
     with store.read() as tx:
-        counted = select(table.c.width_s, func.count()).where(table.c.job_num == num_of(tx, job_id))
+        counted = select(table.c.width_s, func.count()).where(table.c.job_num == read_job_num(tx, job_id))
         rows = {row[0]: row[1] for row in tx.execute(counted.group_by(table.c.width_s))}
     assert set(rows) <= {int(width) for width in LEVELS} and max(rows.values()) == MAX_BUCKETS
 
@@ -93,7 +102,7 @@ signed = finite | finite.map(lambda value: -value)
 
 
 def row(at: float, *busy: float | None, generation: int = 1, name: str = "busy") -> SystemRow:
-    return row_of(SystemSample(at=at, generation=generation, values={name: busy}))
+    return make_row(SystemSample(at=at, generation=generation, values={name: busy}))
 
 
 def test_means_leave_out_what_is_missing_and_keep_the_last_time() -> None:
@@ -135,9 +144,9 @@ def test_a_number_is_shown_as_the_decimal_of_seven_digits_that_is_closest(values
 def test_bytes_are_those_of_the_released_form_and_are_read_one_metric_at_a_time(
     values: dict[str, list[float | None]],
 ) -> None:
-    given_row = row_of(SystemSample(at=1.0, generation=1, values={name: tuple(row) for name, row in values.items()}))
+    given_row = make_row(SystemSample(at=1.0, generation=1, values={name: tuple(row) for name, row in values.items()}))
     data = pack(given_row)
-    assert set(metrics_of(data)) == set(values)
+    assert set(list_metrics(data)) == set(values)
     for name, column in given_row.columns.items():
         [(found, back)] = unpack(data, {name}).items()
         assert found == name and np.array_equal(back, column, equal_nan=True)

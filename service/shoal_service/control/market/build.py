@@ -135,7 +135,7 @@ class MarketBuilder:
         return corrected(predicted or _unplanned(row.spec), rates), predicted is not None
 
     def _market_job(self, row: DriveRow, measured: JobMeasured, curve: ThroughputCurve) -> MarketJob:
-        left, done = _work_of(row, measured)
+        left, done = _measure_work(row, measured)
         return replace(
             requested(row),
             curve=curve,
@@ -149,7 +149,7 @@ class MarketBuilder:
         )
 
 
-def _work_of(row: DriveRow, measured: JobMeasured) -> tuple[float | None, float]:
+def _measure_work(row: DriveRow, measured: JobMeasured) -> tuple[float | None, float]:
     """Return the samples that are left, None if that is not known, and the samples that are done.
 
     Those of a script are in the unit in which its speed was measured.
@@ -388,12 +388,12 @@ class CurveBook:
 def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> ThroughputCurve:
     """Predicts samples per second by world size, as the planner expects them."""
     rates = {}
-    for size in sizes_of(spec.elasticity.max_workers):
+    for size in choose_sizes(spec.elasticity.max_workers):
         best = rank(spec, size, profile, 1).predictions
         if not best:
             continue  # no layout uses exactly this many workers, or the sizes of the model are unknown
         rates[size] = spec.batch.global_size / best[0].step_s
-    return curve_of(rising(rates)) if rates else _unplanned(spec)
+    return make_curve(rising(rates)) if rates else _unplanned(spec)
 
 
 def _unplanned(spec: JobSpec) -> ThroughputCurve:
@@ -406,9 +406,9 @@ def _unplanned(spec: JobSpec) -> ThroughputCurve:
     rates = {
         size: (batch.global_size / math.ceil(batch.num_micro_batches / size) if spec.program is None else float(size))
         * _DOUBLING ** math.log2(size)
-        for size in sizes_of(spec.elasticity.max_workers)
+        for size in choose_sizes(spec.elasticity.max_workers)
     }
-    return curve_of(rising(rates))
+    return make_curve(rising(rates))
 
 
 def rising(rates: Mapping[int, float]) -> dict[int, float]:
@@ -430,15 +430,15 @@ def corrected(curve: ThroughputCurve, measured: Mapping[int, float]) -> Throughp
     for size, rate in zip(curve.sizes, curve.rates, strict=True):
         nearest = min(off_by, key=lambda known: (abs(math.log(known / size)), known))
         rates.setdefault(size, rate * off_by[nearest])
-    return curve_of(rates)
+    return make_curve(rates)
 
 
-def curve_of(rates: Mapping[int, float]) -> ThroughputCurve:
+def make_curve(rates: Mapping[int, float]) -> ThroughputCurve:
     sizes = sorted(rates)
     return ThroughputCurve(tuple(sizes), tuple(rates[size] for size in sizes))
 
 
-def sizes_of(most: int) -> list[int]:
+def choose_sizes(most: int) -> list[int]:
     """The world sizes at which a curve is predicted: small ones, then powers of two, then the largest."""
     doubled = [1 << bits for bits in range(_FEW.bit_length(), most.bit_length())]
     return sorted({*range(1, min(most, _FEW) + 1), *doubled, most})

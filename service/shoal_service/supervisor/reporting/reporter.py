@@ -466,8 +466,10 @@ class Outbox:
         end: AttemptEnd | None = None,
     ):
         self._attempt = attempt
-        self._seq = seq
-        self._acknowledged = 0
+        self.seq = seq
+        """Number of the last item added. Read only."""
+        self.acknowledged = 0
+        """Number of the last item that the service has stored. Read only."""
         self._durable: deque[tuple[int, Unacknowledged]] = deque((item.seq, item) for item in unacknowledged)
         """The objects stay the same as long as they are here, so the journal writes each of them once."""
         self._bounded: dict[type, deque[tuple[int, Any]]] = {kind: deque(maxlen=most) for kind, most in _MOST.items()}
@@ -477,24 +479,14 @@ class Outbox:
         self._workers: tuple[WorkerView, ...] = ()
         self._changed = threading.Condition()
 
-    @property
-    def seq(self) -> int:
-        """Number of the last item added."""
-        return self._seq
-
-    @property
-    def acknowledged(self) -> int:
-        """Number of the last item that the service has stored."""
-        return self._acknowledged
-
     def add(self, *items: Durable | SeriesPoint | PendingLog | SystemSample) -> None:
         with self._changed:
             for item in items:
-                self._seq += 1
+                self.seq += 1
                 if isinstance(item, Durable):
-                    self._durable.append((self._seq, Unacknowledged(seq=self._seq, item=item)))
+                    self._durable.append((self.seq, Unacknowledged(seq=self.seq, item=item)))
                 else:
-                    self._bounded[type(item)].append((self._seq, item))
+                    self._bounded[type(item)].append((self.seq, item))
             self._changed.notify_all()
 
     def set_status(self, status: JobStatus, workers: tuple[WorkerView, ...]) -> None:
@@ -502,21 +494,21 @@ class Outbox:
         own."""
         with self._changed:
             if self._status is None or status.state != self._status.state:
-                self._seq += 1
+                self.seq += 1
                 self._changed.notify_all()
             self._status, self._workers = status, workers
 
     def add_end(self, end: AttemptEnd) -> None:
         with self._changed:
-            self._seq += 1
+            self.seq += 1
             self._end = end
             self._changed.notify_all()
 
     def answer(self, stacks: StacksAnswer) -> None:
         """Keep the answer, in the place of the last one."""
         with self._changed:
-            self._seq += 1
-            self._stacks = self._seq, stacks
+            self.seq += 1
+            self._stacks = self.seq, stacks
             self._changed.notify_all()
 
     @property
@@ -535,15 +527,15 @@ class Outbox:
     def unacknowledged(self) -> tuple[int, tuple[Unacknowledged, ...], AttemptEnd | None]:
         """What the journal stores of the outbox."""
         with self._changed:
-            return self._seq, tuple(item for _, item in self._durable), self._end
+            return self.seq, tuple(item for _, item in self._durable), self._end
 
     def _has_reports(self, after: int) -> bool:
         """Return whether there is something newer. There is nothing before the first status: an empty status would
         reset the job's step and loss for a moment."""
-        return self._end is not None or (self._status is not None and self._seq > after)
+        return self._end is not None or (self._status is not None and self.seq > after)
 
     def _drop(self, after: int) -> None:
-        self._acknowledged = max(self._acknowledged, after)
+        self.acknowledged = max(self.acknowledged, after)
         for queued in (self._durable, *self._bounded.values()):
             while queued and queued[0][0] <= after:
                 queued.popleft()
@@ -551,7 +543,7 @@ class Outbox:
             self._stacks = None
 
     def _reports(self) -> SupervisorReports:
-        seq = self._seq
+        seq = self.seq
         for queued in (self._durable, *self._bounded.values()):
             if len(queued) > _MAX_PER_PULL:
                 seq = min(seq, queued[_MAX_PER_PULL - 1][0])
@@ -574,5 +566,5 @@ class Outbox:
             stacks=self._stacks[1] if self._stacks is not None and self._stacks[0] <= seq else None,
             status=self._status or JobStatus(),
             workers=self._workers,
-            end=self._end if seq == self._seq else None,
+            end=self._end if seq == self.seq else None,
         )

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from shoal_service.clock import cancel_all
 from shoal_service.core.attempt.state import Attempt, Stage, silent_nodes
 from shoal_service.supervisor.protocols import AgentFailed, PollAgents
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerPolling
@@ -63,9 +64,7 @@ class AgentPool:
     async def close(self) -> None:
         """Ends all agents. All workers are polled directly again."""
         tasks, node_ids = tuple(self._tasks), tuple(self._node_agents)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         self._node_agents.clear()
         if self._agents is not None:
             await asyncio.gather(*map(self._agents.end, node_ids))

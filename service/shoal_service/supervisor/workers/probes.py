@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from shoal_service.cluster.connects import open_socket
 from shoal_service.core import reachability
 from shoal_service.core.reachability import Reach
 from shoal_service.supervisor.protocols import Address, Gone
@@ -184,8 +185,7 @@ class HostProbe:
             for number in [n for n, (_, made_at) in host.attempts.items() if now - made_at > _KEEP_S]:
                 host.attempts.pop(number)[0].close()
             host.reach = reachability.probed(host.reach, now)
-            connection = socket.socket(_family(host.address[0]), socket.SOCK_STREAM)
-            connection.setblocking(False)
+            connection = open_socket(host.address[0])
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             code = connection.connect_ex(host.address)
             if code == errno.EINPROGRESS:
@@ -224,7 +224,3 @@ class HostProbe:
                 _log.warning("host.silent", extra={"node": node_id, "reason": reason})
                 host.reach = replace(host.reach, silent_because=reason)
         return silent
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

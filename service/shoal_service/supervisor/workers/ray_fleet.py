@@ -471,7 +471,7 @@ def worker_errors() -> Iterator[None]:
     except ActorUnavailableError as error:
         raise WorkerUnavailable(first_line(error)) from error
     except RayActorError as error:
-        raise WorkerDied(_death_words(error), _cause_of(error)) from error
+        raise WorkerDied(_death_words(error), _find_cause(error)) from error
     except ActorUnschedulableError as error:  # `only_on` names a node that Ray no longer has
         raise WorkerDied("the node on which the worker was to start is gone", IncidentCause.NODE_DIED) from error
     except RuntimeEnvSetupError as error:
@@ -496,7 +496,7 @@ def _death_words(error: RayActorError) -> str:
     """Why the worker died. Ray's first line names no reason ("The actor died unexpectedly before finishing this task").
     What Ray does know is in the lines below; the exit status is asked for afterwards, see `exit_words`."""
     message = str(error).lower()
-    if _cause_of(error) is IncidentCause.NODE_DIED:
+    if _find_cause(error) is IncidentCause.NODE_DIED:
         return "Ray reports that the worker's node died"
     if "running low on memory" in message or "memory usage threshold" in message:
         return "the worker was killed by Ray: its node was running low on memory"
@@ -516,7 +516,7 @@ def _creation_words(text: str) -> str:
     )
 
 
-def _cause_of(error: RayActorError) -> IncidentCause:
+def _find_cause(error: RayActorError) -> IncidentCause:
     """Tell whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
     message = str(error).lower()
     by_node = any(phrase in message for phrase in ("its node has died", "node was terminated", "node died"))

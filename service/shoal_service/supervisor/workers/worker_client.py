@@ -12,8 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -86,7 +85,7 @@ class WorkerClient:
 
     def start(self, order: StartWorker) -> None:
         """Starts the worker and makes it warm."""
-        self._spawn(self._start(order))
+        self._spawn("start", lambda: self._start(order))
 
     def take_over(self, worker: Worker, generation: int, *, is_to_run: bool) -> None:
         """Take over a worker of a previous supervisor. It then obeys this one, and leaves every later generation.
@@ -95,8 +94,8 @@ class WorkerClient:
             generation: the newest in the journal.
             is_to_run: its `run` call is repeated.
         """
-        self._adopted = self._spawn(self._adopt(generation))
-        self._spawn(self._poll())
+        self._adopted = self._spawn("adopt call", lambda: self._adopt(generation))
+        self._spawn("poll call", self._polling.run)
         if worker.info is not None:
             self._probe_port(worker.info)
         if worker.in_run and not is_to_run:
@@ -104,39 +103,40 @@ class WorkerClient:
         elif worker.left_out is not None and worker.left_out.generation is not None:
             self._rejoin(worker.left_out.generation)
         elif not worker.warm:
-            self._spawn(self._prepare())
+            self._spawn("prepare call", self._prepare)
 
     def _probe_port(self, info: WorkerInfo) -> None:
         """Watches the port of a warm worker too, to detect its end."""
         self._info = info
         self._polling.node_id = info.node_id
-        self._spawn(self._probe(info))
+        self._spawn("port", lambda: self._probe(info))
 
     def perform(self, order: WorkerOrder) -> None:
         """Carries out an order of the machine. What comes of it is an event."""
         match order:
             case Run(assignment=assignment):
                 self._is_in_run = True
-                self._spawn(self._run(assignment))
+                self._spawn("run call", lambda: self._run(assignment))
             case Interrupt(index, generation):
                 # repeated until it is acknowledged; a failure is no event, since the `run` call fails too
                 call = partial(self._fleet.interrupt, index, generation)
-                self._spawn(self._tell("interrupt", call, InterruptAcknowledged(index, generation)))
+                done = InterruptAcknowledged(index, generation)
+                self._spawn("interrupt", lambda: self._tell("interrupt", call, done))
             case RequestYield(index, generation, durable):
                 call = partial(self._fleet.request_yield, index, generation, durable)
-                self._spawn(self._tell("request_yield", call))
+                self._spawn("request_yield", lambda: self._tell("request_yield", call))
             case NoteCommit(index, generation, step, error):
                 call = partial(self._fleet.note_commit, index, generation, step, error)
-                self._spawn(self._tell("note_commit", call))
+                self._spawn("note_commit", lambda: self._tell("note_commit", call))
             case RequestSnapshotParts():
-                self._spawn(self._request_snapshot_parts())
+                self._spawn("snapshot parts call", self._request_snapshot_parts)
             case CompareModels(trained=trained):
-                self._spawn(self._compare_models(trained))
+                self._spawn("comparison", lambda: self._compare_models(trained))
 
     def _rejoin(self, generation: int) -> None:
         """Waits for the result of a `run` call that a previous supervisor made."""
         self._is_in_run = True
-        self._spawn(self._join(generation))
+        self._spawn("join call", lambda: self._join(generation))
 
     @property
     def is_idle(self) -> bool:
@@ -153,39 +153,42 @@ class WorkerClient:
         if self._fleet.knows(self.index):
             await self._polling.collect_last(limit_s)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        waiting = work if self._adopted is None else self._after_adoption(work)
-        task = asyncio.get_running_loop().create_task(waiting)
+    def _spawn(self, witness: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Begin work with the worker, once it is adopted. `witness`: names the work if one of its calls shows that the
+        worker is lost. Several may fail; the first one counts."""
+        task = asyncio.get_running_loop().create_task(self._carry_out(witness, work, self._adopted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _after_adoption(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _carry_out(
+        self, witness: str, work: Callable[[], Awaitable[None]], adopted: asyncio.Task[None] | None
+    ) -> None:
         try:
-            assert self._adopted is not None
-            await asyncio.wait({self._adopted})
-            await work
-        finally:
-            work.close()
+            if adopted is not None:
+                await asyncio.wait({adopted})
+            await work()
+        except WorkerCallError as error:
+            if isinstance(error, WorkerDied) and (actor_id := self._fleet.actor_id(self.index)):
+                self._context.spawn(self._date_death(actor_id))
+            self._gone(error.cause, witness, str(error))
 
     async def _adopt(self, generation: int) -> None:
         with contextlib.suppress(WorkerCallError):  # its other calls fail too, and their errors are reported
             await self._retry_until_reachable(lambda: self._fleet.adopt(self.index, generation))
 
     async def _start(self, order: StartWorker) -> None:
-        with self._lost_by("start"):
-            await self._fleet.start(order)
-            self._spawn(self._poll())
-            await self._prepare()
+        await self._fleet.start(order)
+        self._spawn("poll call", self._polling.run)
+        self._spawn("prepare call", self._prepare)
 
     async def _prepare(self) -> None:
-        with self._lost_by("prepare call"):
-            answer = await self._retry_until_reachable(lambda: self._fleet.prepare(self.index))
-            if isinstance(answer, ErrorReport):
-                self._post(WorkerFailedToStart(self.index, answer))
-            else:
-                self._probe_port(answer)
-                self._post(WorkerWarm(self.index, answer))
+        answer = await self._retry_until_reachable(lambda: self._fleet.prepare(self.index))
+        if isinstance(answer, ErrorReport):
+            self._post(WorkerFailedToStart(self.index, answer))
+        else:
+            self._probe_port(answer)
+            self._post(WorkerWarm(self.index, answer))
 
     async def _probe(self, info: WorkerInfo) -> None:
         address = (info.node_ip, info.store_port)
@@ -200,26 +203,20 @@ class WorkerClient:
         self._post(DeathDated(self._worker_id, gone.at))
 
     async def _run(self, assignment: Assignment) -> None:
-        with self._lost_by("run call"):
-            try:
-                self._returned(await self._fleet.run(self.index, assignment))
-            except WorkerUnavailable:
-                await unreachable(self._context, self.index)
-                await self._join(assignment.generation)
+        try:
+            self._returned(await self._fleet.run(self.index, assignment))
+        except WorkerUnavailable:
+            await unreachable(self._context, self.index)
+            self._rejoin(assignment.generation)
 
     async def _join(self, generation: int) -> None:
         """Waits for the result of a `run` call whose answer was lost, by a broken connection or with a previous
         supervisor."""
-        with self._lost_by("join call"):
-            self._returned(await self._retry_until_reachable(lambda: self._fleet.join(self.index, generation)))
+        self._returned(await self._retry_until_reachable(lambda: self._fleet.join(self.index, generation)))
 
     def _returned(self, worker_exit: WorkerExit) -> None:
         self._is_in_run = False
         self._post(RunReturned(self.index, worker_exit))
-
-    async def _poll(self) -> None:
-        with self._lost_by("poll call"):  # the `run` call, if there is one, fails too; the first one counts
-            await self._polling.run()
 
     async def _tell(self, name: str, call: Callable[[], Awaitable[None]], done: Event | None = None) -> None:
         """Makes a call without an answer. If it fails, that is logged.
@@ -237,9 +234,8 @@ class WorkerClient:
                 self._post(done)
 
     async def _request_snapshot_parts(self) -> None:
-        with self._lost_by("snapshot parts call"):
-            snapshot_parts = await self._retry_until_reachable(lambda: self._fleet.snapshot_parts(self.index))
-            self._post(SnapshotPartsReported(self.index, snapshot_parts))
+        snapshot_parts = await self._retry_until_reachable(lambda: self._fleet.snapshot_parts(self.index))
+        self._post(SnapshotPartsReported(self.index, snapshot_parts))
 
     async def _compare_models(self, trained: int) -> None:
         try:
@@ -266,16 +262,6 @@ class WorkerClient:
     def _failure(self, error: WorkerCallError) -> dict[str, object]:
         """The fields of a log event about a failed call."""
         return {"worker": self._worker_id, "error": str(error)}
-
-    @contextmanager
-    def _lost_by(self, witness: str) -> Iterator[None]:
-        """Reports the worker as lost if a call within the block fails."""
-        try:
-            yield
-        except WorkerCallError as error:
-            if isinstance(error, WorkerDied) and (actor_id := self._fleet.actor_id(self.index)):
-                self._context.spawn(self._date_death(actor_id))
-            self._gone(error.cause, witness, str(error))
 
     def _gone(self, cause: IncidentCause, witness: str, message: str) -> None:
         if self._info is not None and cause is IncidentCause.WORKER_DIED:

@@ -24,7 +24,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.reports import SuspectedNode
-from shoal_service.store import histories, island_rounds, submissions, supervisor_links
+from shoal_service.store import Lease, histories, island_rounds, submissions, supervisor_links
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
@@ -306,7 +306,7 @@ def test_an_error_that_comes_after_the_deadline_is_not_reported_as_one_that_nobo
         reader = ClusterReader(store, FakeClusters.single(cluster), clock, "50%")
         assert await reader.read(None, {})
         reader.expire("default")
-        reading = asyncio.create_task(reader.read(None, {}))
+        reading = asyncio.create_task(reader.read(Lease("me", 1, 100.0), {}))
         await clock.advance(1.0)
         assert await reading, "what was reported last counts"
         cluster.look.answer(ClusterUnreachable("the head died meanwhile"))
@@ -316,6 +316,57 @@ def test_an_error_that_comes_after_the_deadline_is_not_reported_as_one_that_nobo
 
     run(main())
     assert not unretrieved
+
+
+class DeafCluster(FakeCluster):
+    """Its gateway refuses to look again, with this message."""
+
+    message = "no answer"
+
+    def look_now(self) -> None:
+        raise ClusterUnreachable(self.message)
+
+
+async def test_a_look_that_fails_again_in_the_same_way_is_logged_once(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = DeafCluster()
+    reader, lease = ClusterReader(store, FakeClusters.single(cluster), FakeClock(), "50%"), Lease("me", 1, 100.0)
+    assert await reader.read(lease, {})
+    for message in ("no answer", "no answer", "the head died", "the head died"):
+        cluster.message = message
+        reader.expire("default")
+        assert await reader.read(lease, {})
+    failures = [vars(record)["error"] for record in caplog.records if record.getMessage() == "cluster.call_failed"]
+    assert failures == ["no answer", "the head died"]
+
+
+async def test_without_the_lease_no_gateway_is_asked_to_look(store: Store) -> None:
+    cluster, clock = FakeCluster(), FakeClock()
+    reader = ClusterReader(store, FakeClusters.single(cluster), clock, "50%")
+    assert await reader.read(None, {})
+    reader.expire("default")
+    assert await reader.read(None, {}) and cluster.num_fresh == 0
+    assert await reader.read(Lease("me", 1, 100.0), {}) and cluster.num_fresh == 1, "it does so once it has the lease"
+
+
+async def test_looks_that_hang_are_cancelled_when_the_lease_is_lost(store: Store, bench: ControlBench) -> None:
+    def hang() -> None:
+        raise Hangs
+
+    async with bench.running():
+        bench.cluster.look_now = hang  # type: ignore[method-assign]
+        bench.cluster.change_nodes(node("n1"), node("n2"))
+        await bench.clock.advance(2.0)
+        assert _looking()
+        store.release_lease("me")
+        store.acquire_lease("other", ttl_s=30.0, now=bench.clock.time())
+        await bench.clock.advance(4.0)
+        assert not _looking()
+
+
+def _looking() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("look ")]
 
 
 def _name_of_another() -> tuple[subprocess.Popen[str], str]:

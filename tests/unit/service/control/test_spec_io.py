@@ -10,7 +10,15 @@ import pytest
 from shoal_service.control.planning import profile_of
 from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, decode, parse_text
 from shoal_service.control.submission import check_deadline
-from shoal_service.control.webhooks import JobFacts, Secrets, SecretUnusable, body_of, headers_of, message_id, signature
+from shoal_service.control.webhooks import (
+    JobFacts,
+    Secrets,
+    SecretUnusable,
+    make_body,
+    make_headers,
+    message_id,
+    signature,
+)
 from shoal_service.core.events.base import Severity
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.views import EventView
@@ -305,7 +313,7 @@ def test_the_signature_is_that_of_the_published_example() -> None:
 
 def test_the_headers_name_event_and_time() -> None:
     event = EventView(seq=7, at=1.5, type="job.state", severity=Severity.INFO, message="é", data={"x": float("nan")})
-    body = body_of(event, JOB)
+    body = make_body(event, JOB)
     assert json.loads(body) == {
         "id": "job-1_7",
         "job": {"id": "job-1", "name": "fish", "project": "sea", "user": "ada"},
@@ -316,7 +324,7 @@ def test_the_headers_name_event_and_time() -> None:
         "message": "é",
         "data": {"x": None},
     }
-    headers = headers_of(message_id("job-1", 7), body, b"k" * 16, 99.9)
+    headers = make_headers(message_id("job-1", 7), body, b"k" * 16, 99.9)
     assert (headers["webhook-id"], headers["webhook-timestamp"]) == ("job-1_7", "99")
     assert headers["webhook-signature"] == signature("job-1_7", 99, body, b"k" * 16)
 

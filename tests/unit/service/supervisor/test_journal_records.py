@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from shoal_service.core.persistent import IntMap, Table
-from shoal_service.supervisor.journal_records import changes, digest_of, encode, is_entry_due, replayed
+from shoal_service.supervisor.journal_records import changes, encode, is_entry_due, make_digest, replayed
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def life(*states: Whole) -> tuple[bytes, list[bytes]]:
     entry, records = WHOLE.dump_json(states[0]), []
     for before, after in pairwise(states):
         if (change := changes(before, after)) is not None:
-            records.append(encode(digest_of(entry), len(records) + 1, change))
+            records.append(encode(make_digest(entry), len(records) + 1, change))
     return entry, records
 
 

@@ -23,7 +23,7 @@ from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import StacksAnswer
 from shoal_service.supervisor.checkpoints import why_unreadable
 from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch, SupervisorConfig
-from shoal_service.supervisor.copies import CodePackage, drop_unheld, version_of
+from shoal_service.supervisor.copies import CodePackage, drop_unheld, hash_archive
 from shoal_service.supervisor.journal import GcsJournal, JournalEntry, NewerJournal, parse_entry
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, SHORT_RUN_S, Supervisor, is_crash_loop, new_attempt
@@ -281,7 +281,7 @@ def test_a_journal_of_a_newer_release_is_refused_with_the_way_out() -> None:
 
 
 ARCHIVE = b"a zip archive"
-URI = package_uri(version_of(ARCHIVE))
+URI = package_uri(hash_archive(ARCHIVE))
 
 
 class Head:

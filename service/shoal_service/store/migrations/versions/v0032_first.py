@@ -14,11 +14,18 @@ branch_labels = None
 depends_on = None
 
 _SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-def upgrade() -> None:
-    op.create_table(
+_SCHEMA = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+_TABLES = (
+    sa.Table(
         "audit",
+        _SCHEMA,
         sa.Column("num", _SERIAL, primary_key=True, autoincrement=True),
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("actor", sa.String(200), nullable=False),
@@ -29,12 +36,13 @@ def upgrade() -> None:
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("job_id", sa.String(64), nullable=False),
         sa.Column("outcome", sa.String(32), nullable=False),
-    )
-    op.create_index(None, "audit", ["actor", "num"])
-    op.create_index(None, "audit", ["at"])
-    op.create_index(None, "audit", ["job_id", "num"])
-    op.create_table(
+        sa.Index(None, "actor", "num"),
+        sa.Index(None, "at"),
+        sa.Index(None, "job_id", "num"),
+    ),
+    sa.Table(
         "clusters",
+        _SCHEMA,
         sa.Column("name", sa.String(63), primary_key=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("life", sa.String(16), nullable=False),
@@ -49,40 +57,45 @@ def upgrade() -> None:
         sa.Column("ray_cluster", sa.String(64), nullable=False, server_default=""),
         sa.Column("labels", sa.Text(), nullable=False, server_default="{}"),
         sa.Column("cordon", sa.Text(), nullable=False, server_default=""),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "code_archives",
+        _SCHEMA,
         sa.Column("sha256", sa.String(64), primary_key=True),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("stored_at", sa.Double(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "deletions",
+        _SCHEMA,
         sa.Column("job_id", sa.String(32), primary_key=True),
         sa.Column("project", sa.String(63), nullable=False),
         sa.Column("requested_at", sa.Double(), nullable=False),
         sa.Column("finished_at", sa.Double(), nullable=True),
         sa.Column("document", sa.Text(), nullable=False),
-    )
-    op.create_index(None, "deletions", ["finished_at"])
-    op.create_table(
+        sa.Index(None, "finished_at"),
+    ),
+    sa.Table(
         "fleet_goodput",
+        _SCHEMA,
         sa.Column("bin_at", sa.Double(), primary_key=True),
         sa.Column("productive", sa.Double(), nullable=False),
         sa.Column("total", sa.Double(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "job_views",
+        _SCHEMA,
         sa.Column("project", sa.String(63), nullable=False),
         sa.Column("name", sa.String(63), nullable=False),
         sa.Column("document", sa.Text(), nullable=False),
         sa.Column("saved_at", sa.Double(), nullable=False),
         sa.Column("saved_by", sa.String(200), nullable=False),
         sa.PrimaryKeyConstraint("project", "name"),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "jobs",
+        _SCHEMA,
         sa.Column("num", _SERIAL, primary_key=True, autoincrement=True),
         sa.Column("id", sa.String(32), unique=True, nullable=False),
         sa.Column("name", sa.String(63), nullable=False),
@@ -120,34 +133,37 @@ def upgrade() -> None:
         sa.Column("held", sa.String(160), nullable=True),
         sa.Column("archived_at", sa.Double(), nullable=True),
         sa.Column("thinned_until", sa.BigInteger(), nullable=False, server_default="0"),
-    )
-    op.create_index(None, "jobs", ["ended_at"])
-    op.create_index(None, "jobs", ["held"])
-    op.create_index(None, "jobs", ["project", "num"])
-    op.create_index(None, "jobs", ["state", "num"])
-    op.create_index(None, "jobs", ["state", "priority", "num"])
-    op.create_index(None, "jobs", ["state", "project"])
-    op.create_index(None, "jobs", ["state", "project", "queued_at"])
-    op.create_index(None, "jobs", ["state", "user"])
-    op.create_index(None, "jobs", ["updated_at"])
-    op.create_table(
+        sa.Index(None, "ended_at"),
+        sa.Index(None, "held"),
+        sa.Index(None, "project", "num"),
+        sa.Index(None, "state", "num"),
+        sa.Index(None, "state", "priority", "num"),
+        sa.Index(None, "state", "project"),
+        sa.Index(None, "state", "project", "queued_at"),
+        sa.Index(None, "state", "user"),
+        sa.Index(None, "updated_at"),
+    ),
+    sa.Table(
         "lease",
+        _SCHEMA,
         sa.Column("num", sa.Integer(), primary_key=True, autoincrement=False),
         sa.Column("owner", sa.String(255), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=False),
         sa.Column("session_owner", sa.String(255), nullable=False, server_default=""),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "model_aliases",
+        _SCHEMA,
         sa.Column("project", sa.String(63), nullable=False),
         sa.Column("name", sa.String(63), nullable=False),
         sa.Column("alias", sa.String(63), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("project", "name", "alias"),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "model_versions",
+        _SCHEMA,
         sa.Column("project", sa.String(63), nullable=False),
         sa.Column("name", sa.String(63), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
@@ -156,24 +172,27 @@ def upgrade() -> None:
         sa.Column("removed", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("document", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("project", "name", "version"),
-    )
-    op.create_index(None, "model_versions", ["job_id"])
-    op.create_table(
+        sa.Index(None, "job_id"),
+    ),
+    sa.Table(
         "node_cordons",
+        _SCHEMA,
         sa.Column("node_id", sa.String(64), primary_key=True),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("requested_at", sa.Double(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "node_drains",
+        _SCHEMA,
         sa.Column("node_id", sa.String(64), primary_key=True),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("requested_at", sa.Double(), nullable=False),
         sa.Column("deadline", sa.Double(), nullable=True),
         sa.Column("source", sa.String(16), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "node_suspicions",
+        _SCHEMA,
         sa.Column("node_id", sa.String(64), primary_key=True),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("since", sa.Double(), nullable=False),
@@ -184,9 +203,10 @@ def upgrade() -> None:
         sa.Column("num_tests", sa.Integer(), nullable=False),
         sa.Column("job_ids", sa.Text(), nullable=False),
         sa.Column("avoided_until", sa.Double(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "projects",
+        _SCHEMA,
         sa.Column("name", sa.String(63), primary_key=True),
         sa.Column("parent", sa.String(63), nullable=True),
         sa.Column("weight", sa.Double(), nullable=False),
@@ -194,9 +214,10 @@ def upgrade() -> None:
         sa.Column("limit", sa.Integer(), nullable=True),
         sa.Column("max_running", sa.Integer(), nullable=True),
         sa.Column("max_queued", sa.Integer(), nullable=True),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "tokens",
+        _SCHEMA,
         sa.Column("id", sa.String(16), primary_key=True),
         sa.Column("hash", sa.String(64), unique=True, nullable=False),
         sa.Column("name", sa.String(63), nullable=False),
@@ -211,22 +232,25 @@ def upgrade() -> None:
         sa.Column("cluster", sa.String(63), nullable=True),
         sa.Column("parent", sa.String(16), nullable=True),
         sa.Column("personal", sa.Boolean(), nullable=False, server_default=sa.false()),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "users",
+        _SCHEMA,
         sa.Column("name", sa.String(63), primary_key=True),
         sa.Column("max_running", sa.Integer(), nullable=True),
         sa.Column("max_queued", sa.Integer(), nullable=True),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "webhooks",
+        _SCHEMA,
         sa.Column("name", sa.String(63), primary_key=True),
         sa.Column("since", sa.Double(), nullable=False),
         sa.Column("receiver", sa.Text(), nullable=False),
         sa.Column("events", sa.Text(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "attempt_tokens",
+        _SCHEMA,
         sa.Column(
             "job_num",
             sa.BigInteger(),
@@ -238,9 +262,10 @@ def upgrade() -> None:
         sa.Column("hash", sa.String(64), unique=True, nullable=False),
         sa.Column("life", sa.BigInteger(), nullable=False),
         sa.Column("reported_at", sa.Double(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "checkpoints",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("step", sa.BigInteger(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
@@ -252,9 +277,10 @@ def upgrade() -> None:
         sa.Column("document", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("job_num", "step", "attempt", "generation"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "cluster_orders",
+        _SCHEMA,
         sa.Column("cluster", sa.String(63), sa.ForeignKey("clusters.name", ondelete="CASCADE"), nullable=False),
         sa.Column("number", sa.BigInteger(), nullable=False),
         sa.Column("epoch", sa.Integer(), nullable=False),
@@ -266,9 +292,10 @@ def upgrade() -> None:
         sa.Column("answered_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("cluster", "number"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "directives",
+        _SCHEMA,
         sa.Column(
             "job_num",
             sa.BigInteger(),
@@ -281,9 +308,10 @@ def upgrade() -> None:
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("body", sa.Text(), nullable=False),
         sa.Column("stacks", sa.Text(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "events",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
@@ -291,9 +319,10 @@ def upgrade() -> None:
         sa.Column("data", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("job_num", "seq"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "growth_answers",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), primary_key=True),
         sa.Column("spec_version", sa.Integer(), nullable=False),
         sa.Column("workers", sa.Integer(), nullable=False),
@@ -301,9 +330,10 @@ def upgrade() -> None:
         sa.Column("limit", sa.String(32), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("decided_at", sa.Double(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "incidents",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("id", sa.BigInteger(), nullable=False),
@@ -321,18 +351,20 @@ def upgrade() -> None:
         sa.Column("bytes_moved", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("job_num", "attempt", "id"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "job_labels",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("key", sa.String(63), nullable=False),
         sa.Column("value", sa.String(255), nullable=False),
         sa.PrimaryKeyConstraint("job_num", "key"),
+        sa.Index(None, "key", "value"),
         sqlite_with_rowid=False,
-    )
-    op.create_index(None, "job_labels", ["key", "value"])
-    op.create_table(
+    ),
+    sa.Table(
         "job_samples",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
@@ -342,18 +374,20 @@ def upgrade() -> None:
         sa.Column("seconds", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("job_num", "at"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "job_specs",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("accepted_at", sa.Double(), nullable=False),
         sa.Column("document", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("job_num", "version"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "logs",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
@@ -364,26 +398,29 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), nullable=True),
         sa.PrimaryKeyConstraint("job_num", "seq"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "profiles",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("document", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("job_num", "number"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "queue_places",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), primary_key=True),
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("holders", sa.Text(), nullable=False),
         sa.Column("expected_at", sa.Double(), nullable=True),
         sa.Column("decided_at", sa.Double(), nullable=False),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "series",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("step", sa.BigInteger(), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
@@ -399,9 +436,10 @@ def upgrade() -> None:
         sa.Column("val_metrics", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("job_num", "step"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "series_rollups",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("width", sa.Integer(), nullable=False),
         sa.Column("bucket", sa.BigInteger(), nullable=False),
@@ -419,19 +457,21 @@ def upgrade() -> None:
         sa.Column("val_metrics", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("job_num", "width", "bucket"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "sessions",
+        _SCHEMA,
         sa.Column("hash", sa.String(64), primary_key=True),
         sa.Column("token_id", sa.String(16), sa.ForeignKey("tokens.id", ondelete="CASCADE"), nullable=True),
         sa.Column("principal", sa.Text(), nullable=False),
         sa.Column("is_link", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=False),
-    )
-    op.create_index(None, "sessions", ["expires_at"])
-    op.create_table(
+        sa.Index(None, "expires_at"),
+    ),
+    sa.Table(
         "system_samples",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("width_s", sa.Integer(), nullable=False),
         sa.Column("bucket", sa.BigInteger(), nullable=False),
@@ -440,18 +480,20 @@ def upgrade() -> None:
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("job_num", "width_s", "bucket"),
         sqlite_with_rowid=False,
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "island_rounds",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("contributions", sa.Text(), nullable=False),
         sa.Column("decision", sa.Text(), nullable=False),
         sa.Column("closed_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("job_num", "round"),
-    )
-    op.create_table(
+    ),
+    sa.Table(
         "webhook_cursors",
+        _SCHEMA,
         sa.Column("job_num", sa.BigInteger(), sa.ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False),
         sa.Column("hook", sa.String(80), nullable=False),
         sa.Column("seq", sa.BigInteger(), nullable=False),
@@ -464,7 +506,12 @@ def upgrade() -> None:
         sa.Column("delivered_at", sa.Double(), nullable=True),
         sa.Column("error", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("job_num", "hook"),
+        sa.Index(None, "hook", "waiting_since"),
         sqlite_with_rowid=False,
-    )
-    op.create_index(None, "webhook_cursors", ["hook", "waiting_since"])
+    ),
+)
+
+
+def upgrade() -> None:
+    _SCHEMA.create_all(op.get_bind(), tables=_TABLES, checkfirst=False)
     op.execute("INSERT INTO lease (num, owner, epoch, expires_at) VALUES (1, '', 0, 0)")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.market.build import CurveBook, corrected, predict, rising, sizes_of
+from shoal_service.control.market.build import CurveBook, choose_sizes, corrected, predict, rising
 from shoal_service.core.scheduling.market import ThroughputCurve
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.spec import JobSpec
@@ -63,8 +63,8 @@ def test_jobs_of_equal_specs_share_one_prediction() -> None:
 
 
 def test_few_sizes_of_a_large_job_are_predicted() -> None:
-    assert sizes_of(3) == [1, 2, 3]
-    assert sizes_of(100) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 100]
+    assert choose_sizes(3) == [1, 2, 3]
+    assert choose_sizes(100) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 100]
 
 
 def test_a_script_is_expected_to_gain_from_every_worker_and_shares_no_prediction_with_a_task() -> None:
