@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, Adagrad, AdamW, Muon, NAdam, Optimizer
 
+from shoal_workers.contract.layout import plain
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import SnapshotCost
 from shoal_workers.engine.step.elementwise import _try_out, why_not_elementwise
@@ -173,6 +174,15 @@ def test_a_number_of_an_optimizer_beside_its_state_goes_on_after_a_restore(
     (end,) = job.run([other])
     assert end.kind is ExitKind.FINISHED, end
     assert job.losses([worker, other]) == pytest.approx(reference(STEPS, **spec), rel=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_optimizer_may_give_a_parameter_new_memory(make_job: Any, reference: Any, world_size: int) -> None:
+    spec = {**SPEC, "task": "own_optimizers:Own", "model": {"optimizer": "Assigning"}}
+    job = make_job(memory=True, **spec)
+    workers = job.workers(world_size)
+    job.finish(workers, layout=plain(world_size))
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
 
 
 def test_a_tensor_of_an_optimizer_that_its_step_changes_is_refused(make_job: Any) -> None:

@@ -133,6 +133,18 @@ class ThroughNumpy(SGD):
         return super().step(closure)
 
 
+class Assigning(Optimizer):
+    """Gives each parameter new memory in each step."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                parameter.data = parameter.data - group["lr"] * parameter.grad
+
+
 class Broken(SGD):
     def step(self, closure=None):
         raise KeyError("only on a cluster")

@@ -40,7 +40,6 @@ from shoal_workers.engine.parallel.cutting import WholeNumbers, local, shard_lik
 from shoal_workers.engine.step import own_optimizers
 from shoal_workers.engine.step.added_state import AddedState
 from shoal_workers.engine.step.averaged_weights import Averaging
-from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
 from shoal_workers.engine.step.equal_optimizers import rebuild, settings_of_groups
 from shoal_workers.engine.step.named_optimizer import named_optimizer
@@ -64,17 +63,21 @@ class Update:
         optimizer: Optimizer,
         local_parameters: Sequence[tuple[nn.Parameter, nn.Parameter]],
         *,
-        not_elementwise: str = "",
-        is_rebuilt: bool = False,
+        why_copies: str = "",
+        is_built_in: bool = False,
     ) -> None:
-        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory, which
-        is the same one if it is whole. `is_rebuilt`: the task's own, elementwise one, over these.
-        `not_elementwise`: why it is not."""
+        """
+        Args:
+            local_parameters: the optimizer's parameters, each with the model parameter that shares its memory, which is
+                the same one if it is whole.
+            why_copies: why its state must stay where it is, so that snapshots are copies; empty: it may be moved.
+            is_built_in: `default_update` has made it.
+        """
         self.optimizer = optimizer
         self._inner = optimizer.inner if isinstance(optimizer, AddedState) else optimizer
         """Without what is added to its state."""
-        self.not_elementwise = not_elementwise
-        self._is_rebuilt = is_rebuilt
+        self.why_copies = why_copies
+        self._is_built_in = is_built_in
         self._local_parameters = local_parameters
         named: dict[int, tuple[str, Tensor]] = {
             id(parameter): (name, parameter) for name, parameter in assembly.named_parameters()
@@ -222,21 +225,6 @@ class Update:
         for group, values in zip(self.optimizer.param_groups, settings, strict=False):
             _set_plain(group, values)
 
-    @property
-    def double_buffered(self) -> DoubleBufferedAdamW | None:
-        """The optimizer if `default_update` made it for the CPU: then nothing else refers to its tensors."""
-        return self.optimizer if isinstance(self.optimizer, DoubleBufferedAdamW) and self._local_parameters else None
-
-    @property
-    def is_elementwise(self) -> bool:
-        """True if it updates each element of the local shards on its own, and nothing else refers to its tensors."""
-        return self.double_buffered is not None or self._is_rebuilt
-
-    @property
-    def is_built_in(self) -> bool:
-        """True if `default_update` made it, over local shards."""
-        return isinstance(self.optimizer, AdamW) and bool(self._local_parameters) and not self._is_rebuilt
-
     def named_parameters(self) -> Iterator[tuple[int, str, nn.Parameter, Tensor]]:
         """Number of the group, name, the optimizer's parameter and the model's; without tied copies."""
         for index, group in enumerate(self.optimizer.param_groups):
@@ -277,7 +265,7 @@ class Update:
         ]
         if not lacking:
             return
-        if self.is_built_in:
+        if self._is_built_in:
             self._materialise_adamw(set(lacking))
             return
         settings = [dict(group) for group in self.optimizer.param_groups]
@@ -325,8 +313,7 @@ class Update:
     @property
     def _may_grow(self) -> bool:
         """True if it may make more state in a later update than in its first: those of torch and Shoal do not."""
-        known = type(self._inner).__module__.startswith(("torch.optim", own_optimizers.__name__))
-        return not known and not self.is_built_in
+        return not type(self._inner).__module__.startswith(("torch.optim", own_optimizers.__name__))
 
     def make_state(self, name: str, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         """Make a tensor of a parameter's state, of zeros, that the source of a restore has. False: there is none to
@@ -417,8 +404,7 @@ def build_update(
     if not task.has_optimizer and spec.optimizer.is_built_in and spec.islands is None:
         return default_update(assembly, spec.optimizer, groups, deterministic=spec.deterministic)
     if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
-        nothing = "the stages of this worker have no parameter to train"
-        return Update(assembly, NoParameters(groups), (), not_elementwise=nothing, is_rebuilt=True)
+        return Update(assembly, NoParameters(groups), ())
     optimizer, declared = task.build_optimizer(assembly.module, spec.optimizer), task.elementwise_optimizer
     if optimizer is None:
         assert groups is not None, "those of a spec are always made"
@@ -431,7 +417,7 @@ def build_update(
     try:
         return _elementwise_update(assembly, optimizer, declared=declared, is_kept=is_kept)
     except _NotElementwise as reason:
-        return Update(assembly, optimizer, (), not_elementwise=str(reason))
+        return Update(assembly, optimizer, (), why_copies=str(reason))
 
 
 def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
@@ -465,7 +451,7 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
         raise _NotElementwise(why)
     if not is_split:
         pairs = [(parameter, parameter) for parameter in owners]
-        return Update(assembly, optimizer, pairs, is_rebuilt=True)
+        return Update(assembly, optimizer, pairs)
     local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
     groups = []
     with torch.no_grad():
@@ -485,7 +471,7 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
         for local_parameter, parameter in local_parameters
     ):
         raise _NotElementwise("the optimizer has a state before the first step that its constructor does not make")
-    return Update(assembly, rebuilt, local_parameters, is_rebuilt=True)
+    return Update(assembly, rebuilt, local_parameters)
 
 
 def _is_same_state(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -515,14 +501,16 @@ def default_update(
             named.append((name, local_parameter))
     if groups is None:
         groups = default_groups(assembly.named_parameters(), settings)
-    optimizer, why = adamw(parameters_in(groups, named), settings, deterministic=deterministic), ""
-    if not isinstance(optimizer, DoubleBufferedAdamW):
-        why = (
-            "optimizer.fused is true"
-            if all(local_parameter.is_cpu for _, local_parameter in named)
-            else "the state is on a GPU"
-        )
-    return Update(assembly, optimizer, local_parameters, not_elementwise=why)
+    optimizer = adamw(parameters_in(groups, named), settings, deterministic=deterministic)
+    why_copies = "optimizer.fused is true" if optimizer.defaults["fused"] else ""
+    if not all(local_parameter.is_cpu for _, local_parameter in named):
+        why_copies = "the state is on a GPU"
+    return Update(assembly, optimizer, local_parameters, why_copies=why_copies, is_built_in=True)
+
+
+_TOGETHER_BYTES = 32 << 20
+"""Of a larger model one parameter is updated after the other on a CPU: the temporaries of all at once would be as large
+as the gradients."""
 
 
 def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:
@@ -538,13 +526,13 @@ def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, determin
     if fused == "auto":
         # The bits of fused updates differ from those of foreach updates.
         fused = not deterministic and all(parameter.is_cuda for parameter in parameters)
-    kind = DoubleBufferedAdamW if not fused and all(parameter.is_cpu for parameter in parameters) else AdamW
-    return kind(
+    is_together = any(p.is_cuda for p in parameters) or sum(p.nbytes for p in parameters) <= _TOGETHER_BYTES
+    return AdamW(
         list(groups),  # all, also without parameters: each stage of a pipeline has the same, perhaps all frozen
         lr=settings.lr,
         betas=betas,
         eps=settings.eps,
-        foreach=not fused,
+        foreach=is_together and not fused,
         fused=fused,
     )
 
