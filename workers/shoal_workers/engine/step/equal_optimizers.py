@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-_NOT_SETTINGS = ("params", "param_names", "lr", "initial_lr")
+_NOT_SETTINGS = ("params", "param_names", "initial_lr")
 
 
 def rebuild(kind: type[Optimizer], groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
@@ -39,13 +39,6 @@ def class_of(path: str) -> type[Optimizer]:
 
 def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The settings of each group, without its parameters; with its peak rate."""
-    return [{**_settings(group), "lr": group["lr"]} for group in optimizer.param_groups]
-
-
-def plain_settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Returns the settings without the rate: what no step and no schedule may change."""
-    return [_settings(group) for group in optimizer.param_groups]
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in _NOT_SETTINGS}
+    return [
+        {key: value for key, value in group.items() if key not in _NOT_SETTINGS} for group in optimizer.param_groups
+    ]

@@ -4,8 +4,8 @@ state comes into being, and which of its settings are state.
 The default optimizer works element by element, so it runs on the local shards: plain tensors that share their memory
 with the model's DTensors. That avoids DTensor's dispatch in every step, and the 0.3 s that filling its caches takes in
 the first step after each re-forming. A task's own optimizer, and another one that the spec names, get the DTensors,
-because they may need operations on whole tensors; one that is elementwise (elementwise.py) runs on the local shards,
-too.
+because they may need operations on whole tensors; one that is known or promised to be elementwise (elementwise.py) runs
+on the local shards, too. Where parameters are whole, any of them runs on these.
 
 Settings of parameter groups:
 
@@ -40,7 +40,7 @@ from shoal_workers.engine.parallel.cutting import WholeNumbers, local, shard_lik
 from shoal_workers.engine.step import own_optimizers
 from shoal_workers.engine.step.added_state import AddedState
 from shoal_workers.engine.step.averaged_weights import Averaging
-from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
+from shoal_workers.engine.step.elementwise import is_held, why_as_built
 from shoal_workers.engine.step.equal_optimizers import rebuild, settings_of_groups
 from shoal_workers.engine.step.named_optimizer import named_optimizer
 from shoal_workers.engine.step.parameter_groups import (
@@ -414,10 +414,25 @@ def build_update(
             regroup(optimizer, groups, assembly)
         is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
         _refuse_strangers(optimizer, assembly)
-    try:
-        return _elementwise_update(assembly, optimizer, declared=declared, is_kept=is_kept)
-    except _NotElementwise as reason:
-        return Update(assembly, optimizer, (), why_copies=str(reason))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    is_split = any(isinstance(parameter, DTensor) for parameter in parameters)
+    why_copies = ""
+    if declared is False:
+        why_copies = "the task says elementwise_optimizer = False"
+    elif not all(parameter.is_cpu for parameter in parameters):
+        why_copies = "the optimizer has parameters that are not on a CPU"
+    elif declared is None and is_kept and is_split:  # it would see neither the rates nor the state
+        why_copies = "the task keeps the optimizer that it built, so no other may take its place"
+    elif declared is None:
+        why_copies = why_as_built(optimizer, is_split=is_split)
+    if why_copies:
+        return Update(assembly, optimizer, (), why_copies=why_copies)
+    if is_split:
+        return _update_of_shards(assembly, optimizer)
+    update = Update(assembly, optimizer, [(parameter, parameter) for parameter in parameters])
+    if declared is None and update.keeps_tensors:
+        update.why_copies = f"the optimizer {type(optimizer).__name__} keeps tensors beside its state"
+    return update
 
 
 def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
@@ -433,25 +448,8 @@ def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
             )
 
 
-class _NotElementwise(Exception):
-    """The message says why an optimizer stays as the task has built it."""
-
-
-def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: bool | None, is_kept: bool) -> Update:
-    """Builds an equal optimizer over the local shards. Raises _NotElementwise if that cannot be done."""
-    if declared is False:
-        raise _NotElementwise("the task says elementwise_optimizer = False")
-    owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    is_split = any(isinstance(parameter, DTensor) for parameter in owners)
-    if declared is None and is_kept and is_split:  # it would see neither the rates nor the state
-        raise _NotElementwise("the task keeps the optimizer that it built, so no other may take its place")
-    if not all(parameter.is_cpu for parameter in owners):
-        raise _NotElementwise("the optimizer has parameters that are not on a CPU")
-    if not declared and (why := why_not_elementwise(optimizer)):
-        raise _NotElementwise(why)
-    if not is_split:
-        pairs = [(parameter, parameter) for parameter in owners]
-        return Update(assembly, optimizer, pairs)
+def _update_of_shards(assembly: Assembly, optimizer: Optimizer) -> Update:
+    """Returns an equal optimizer over the local shards, or the given one if that cannot be made."""
     local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
     groups = []
     with torch.no_grad():
@@ -465,12 +463,13 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
     try:
         rebuilt = rebuild(type(optimizer), groups, optimizer.defaults)
     except (ValueError, TypeError) as error:
-        raise _NotElementwise(f"the optimizer cannot be made again: {error}") from None
+        return Update(assembly, optimizer, (), why_copies=f"the optimizer cannot be made again: {error}")
     if any(
         not _is_same_state(optimizer.state.get(parameter, {}), rebuilt.state.get(local_parameter, {}))
         for local_parameter, parameter in local_parameters
     ):
-        raise _NotElementwise("the optimizer has a state before the first step that its constructor does not make")
+        why_copies = "the optimizer has a state before the first step that its constructor does not make"
+        return Update(assembly, optimizer, (), why_copies=why_copies)
     return Update(assembly, rebuilt, local_parameters)
 
 
@@ -509,8 +508,8 @@ def default_update(
 
 
 _TOGETHER_BYTES = 32 << 20
-"""Of a larger model one parameter is updated after the other on a CPU: the temporaries of all at once would be as large
-as the gradients."""
+"""The parameters of a larger model are updated one after the other on a CPU: the temporaries of all at once would be as
+large as the gradients."""
 
 
 def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:
