@@ -73,11 +73,12 @@ def _killed(make_job: Any, layout: Layout, **spec: Any) -> tuple[int, SnapshotCo
     ("layout", "task", "optimizer"),
     [
         (fully_sharded(2), "own_optimizers:Promised", "Lion"),
+        (fully_sharded(2), "own_optimizers:Keeping", ""),
         (plain(2), "own_optimizers:Own", "Lion"),
         (plain(2), "own_optimizers:Own", "Clipped"),
         pytest.param(fully_sharded(2), "own_optimizers:TensorRate", "", marks=pytest.mark.matrix),
     ],
-    ids=["promised", "whole", "not elementwise, whole", "tensor as rate"],
+    ids=["promised", "kept by the task", "whole", "not elementwise, whole", "tensor as rate"],
 )
 def test_a_death_repeats_no_completed_step_if_the_state_may_be_moved(
     make_job: Any, reference: Any, layout: Layout, task: str, optimizer: str
@@ -94,8 +95,6 @@ def test_a_death_repeats_no_completed_step_if_the_state_may_be_moved(
     [
         (fully_sharded(2), "Denied", "Clipped", "elementwise_optimizer = False"),
         (fully_sharded(2), "Own", "Lion", "set elementwise_optimizer = True"),
-        (fully_sharded(2), "Keeping", "", "keeps the optimizer"),
-        pytest.param(fully_sharded(2), "KeepingGroup", "", "keeps the optimizer", marks=pytest.mark.matrix),
         (plain(2), "Own", "Anchored", "keeps tensors beside its state"),
     ],
 )

@@ -124,18 +124,15 @@ class Promised(Own):
 
 
 class Keeping(Counting):
-    """Looks at the rate of the optimizer that it has built."""
+    """Ends the job unless the optimizer that it has built is the one that trains."""
 
     def build_optimizer(self, model, settings):
-        self.optimizer = SGD(model.parameters(), lr=settings["lr"])
+        self.optimizer = SGD(model.parameters(), lr=settings["lr"], momentum=0.9)
         return self.optimizer
 
-
-class KeepingGroup(Counting):
-    def build_optimizer(self, model, settings):
-        optimizer = SGD(model.parameters(), lr=settings["lr"])
-        self.group = optimizer.param_groups[0]
-        return optimizer
+    def loss(self, model, batch):
+        assert self.optimizer.param_groups[0]["lr"] <= self.optimizer.param_groups[0].get("initial_lr", 1.0)
+        return super().loss(model, batch)
 
 
 class TensorRate(Counting):

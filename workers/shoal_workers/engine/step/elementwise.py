@@ -7,8 +7,6 @@ is found while it trains (`Update`). Called by `build_update`.
 
 from __future__ import annotations
 
-import sys
-
 from torch.optim import (
     ASGD,
     LBFGS,
@@ -56,10 +54,3 @@ def why_as_built(optimizer: Optimizer, *, is_split: bool) -> str:
         f"the optimizer {kind.__name__} is not known to be elementwise, and the parameters are sharded: if it updates "
         "each element on its own, set elementwise_optimizer = True in the task"
     )
-
-
-def is_held(optimizer: Optimizer) -> bool:
-    """Return whether other code refers to its groups or its state."""
-    if sys.getrefcount(optimizer.state) > 2 or sys.getrefcount(optimizer.param_groups) > 2:  # attribute, argument
-        return True
-    return any(sys.getrefcount(group) > 3 for group in optimizer.param_groups)  # and the variable of the loop

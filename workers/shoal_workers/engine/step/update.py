@@ -22,7 +22,6 @@ whatever steps, saves or restores the state.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -40,8 +39,7 @@ from shoal_workers.engine.parallel.cutting import WholeNumbers, local, shard_lik
 from shoal_workers.engine.step import own_optimizers
 from shoal_workers.engine.step.added_state import AddedState
 from shoal_workers.engine.step.averaged_weights import Averaging
-from shoal_workers.engine.step.elementwise import is_held, why_as_built
-from shoal_workers.engine.step.equal_optimizers import rebuild, settings_of_groups
+from shoal_workers.engine.step.elementwise import why_as_built
 from shoal_workers.engine.step.named_optimizer import named_optimizer
 from shoal_workers.engine.step.parameter_groups import (
     NoParameters,
@@ -392,10 +390,6 @@ class Update:
                 target.copy_(source)
 
 
-_OWN_REFERENCES = 2
-"""A local variable, and the argument of getrefcount."""
-
-
 def build_update(
     task: LoadedTask, assembly: Assembly, spec: JobSpec, groups: list[ParameterGroup] | None = None
 ) -> Update:
@@ -408,11 +402,10 @@ def build_update(
     optimizer, declared = task.build_optimizer(assembly.module, spec.optimizer), task.elementwise_optimizer
     if optimizer is None:
         assert groups is not None, "those of a spec are always made"
-        optimizer, is_kept, declared = named_optimizer(assembly, spec.optimizer, groups, spec.islands), False, None
+        optimizer, declared = named_optimizer(assembly, spec.optimizer, groups, spec.islands), None
     else:
         if groups is not None:
             regroup(optimizer, groups, assembly)
-        is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
         _refuse_strangers(optimizer, assembly)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_split = any(isinstance(parameter, DTensor) for parameter in parameters)
@@ -421,14 +414,12 @@ def build_update(
         why_copies = "the task says elementwise_optimizer = False"
     elif not all(parameter.is_cpu for parameter in parameters):
         why_copies = "the optimizer has parameters that are not on a CPU"
-    elif declared is None and is_kept and is_split:  # it would see neither the rates nor the state
-        why_copies = "the task keeps the optimizer that it built, so no other may take its place"
     elif declared is None:
         why_copies = why_as_built(optimizer, is_split=is_split)
     if why_copies:
         return Update(assembly, optimizer, (), why_copies=why_copies)
     if is_split:
-        return _update_of_shards(assembly, optimizer)
+        return Update(assembly, optimizer, _put_on_shards(optimizer))
     update = Update(assembly, optimizer, [(parameter, parameter) for parameter in parameters])
     if declared is None and update.keeps_tensors:
         update.why_copies = f"the optimizer {type(optimizer).__name__} keeps tensors beside its state"
@@ -448,36 +439,23 @@ def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
             )
 
 
-def _update_of_shards(assembly: Assembly, optimizer: Optimizer) -> Update:
-    """Returns an equal optimizer over the local shards, or the given one if that cannot be made."""
-    local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
-    groups = []
-    with torch.no_grad():
-        for settings, group in zip(settings_of_groups(optimizer), optimizer.param_groups, strict=True):
-            own_ones = [
-                take_attributes(nn.Parameter(local(parameter), requires_grad=parameter.requires_grad), parameter)
-                for parameter in group["params"]
-            ]
-            local_parameters += zip(own_ones, group["params"], strict=True)
-            groups.append({**settings, "params": own_ones})
-    try:
-        rebuilt = rebuild(type(optimizer), groups, optimizer.defaults)
-    except (ValueError, TypeError) as error:
-        return Update(assembly, optimizer, (), why_copies=f"the optimizer cannot be made again: {error}")
-    if any(
-        not _is_same_state(optimizer.state.get(parameter, {}), rebuilt.state.get(local_parameter, {}))
-        for local_parameter, parameter in local_parameters
-    ):
-        why_copies = "the optimizer has a state before the first step that its constructor does not make"
-        return Update(assembly, optimizer, (), why_copies=why_copies)
-    return Update(assembly, rebuilt, local_parameters)
-
-
-def _is_same_state(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return state.keys() == other.keys() and all(
-        torch.equal(local(value), other[key]) if isinstance(value, Tensor) else value == other[key]
-        for key, value in state.items()
-    )
+@torch.no_grad()
+def _put_on_shards(optimizer: Optimizer) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Give an optimizer this rank's local shards in place of the DTensors, in its groups and its state. Returns each
+    shard with its parameter."""
+    pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    for group in optimizer.param_groups:
+        shards = []
+        for parameter in group["params"]:
+            shard = nn.Parameter(local(parameter), requires_grad=parameter.requires_grad)
+            shards.append(take_attributes(shard, parameter))
+            if (state := optimizer.state.pop(parameter, None)) is not None:  # made by a constructor, as Adagrad's does
+                optimizer.state[shard] = {
+                    key: local(value) if isinstance(value, Tensor) else value for key, value in state.items()
+                }
+        pairs += zip(shards, group["params"], strict=True)
+        group["params"] = shards
+    return pairs
 
 
 def default_update(
