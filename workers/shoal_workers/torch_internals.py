@@ -88,9 +88,8 @@ written in place. Public: named_buffers() and others list them, but nothing repl
 #                          _SUMS_ARE_GRADIENTS. without: a comparison of version numbers. public: none
 # BatchNorm, InstanceNorm, why: the common base of the 1-, 2- and 3-dimensional ones. without: lists of classes.
 # Dropout                  public: the classes themselves
-# TorchDispatchMode        why: to see every operation of a trial or of a build. without: no elementwise optimizer but
-#                          those of torch, and a build that writes the whole model. public: none; its documentation
-#                          names this path
+# TorchDispatchMode        why: to see every operation of a build, and the numbers that are read of DTensors. without: a
+#                          build that writes the whole model. public: none; its documentation names this path
 # OpOverload               why: the type of what a dispatch mode gets. without: Any. public: none
 # tree_leaves, tree_map,   why: tensors in nested arguments. without: 30 lines. public: torch.utils.pytree since 2.10
 # tree_map_only

@@ -98,4 +98,4 @@ _OPTIONS: dict[str, _Choices] = {
     "own_number": {},
 }
 OPTIMIZERS: dict[str, _Choices] = {kind: {"declared": (None, False), **options} for kind, options in _OPTIONS.items()}
-"""Declared: what the task says of `elementwise_optimizer`; None: nothing, so that Shoal finds out."""
+"""Declared: what the task says of `elementwise_optimizer`; None means nothing."""

@@ -171,13 +171,13 @@ class Job:
         memory = (str(self._memory_root), node_id) if self._memory_root else None
         return [self._fleet.start(self.spec, self.root, memory, self._by_axis) for _ in range(count)]
 
-    def lose_one_of_two(self, phase: str, step: int) -> tuple[RemoteWorker, SnapshotSource]:
+    def lose_one_of_two(self, phase: str, step: int, **changes: Any) -> tuple[RemoteWorker, SnapshotSource]:
         """Kills one of two workers while both are held in this phase after `step` steps. Returns the other one, and
         what it goes on from."""
         survivor, victim = self.workers(2)
         for worker in (survivor, victim):
             worker.strike(phase, step, "hold")
-        self.start([survivor, victim])
+        self.start([survivor, victim], **changes)
         for worker in (survivor, victim):
             worker.reached()
         victim.kill()

@@ -59,8 +59,8 @@ class WorkerProcess:
         action = self.strikes.pop((*key, self.entered[key]), None)
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif action == "kill within":  # the first of the update's operations that is a lerp: one tensor is written
-            torch.lerp = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "kill within":  # the update's lerp of its averages: parameters are written, by weight decay
+            torch._foreach_lerp_ = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         elif action == "stop":
             self.send("reached", key)
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,7 +1,5 @@
 """Optimizers as users write them; only some update each element on its own."""
 
-import time
-
 import torch
 from tiny_tasks import Counting
 from torch.optim import SGD, AdamW, Optimizer
@@ -38,21 +36,6 @@ class Clipped(SGD):
         return super().step(closure)
 
 
-class EveryTenth(SGD):
-    """In each tenth step the gradients are centred."""
-
-    def __init__(self, params, lr):
-        super().__init__(params, lr=lr)
-        self.count = 0
-
-    def step(self, closure=None):
-        self.count += 1
-        if self.count % 10 == 0:
-            for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
-                parameter.grad.sub_(parameter.grad.mean())
-        return super().step(closure)
-
-
 class Counted(SGD):
     """Elementwise, but the number of its steps is in no state."""
 
@@ -82,60 +65,30 @@ class Remembering(SGD):
         return super().step(closure)
 
 
-class Scheduled(SGD):
-    """Keeps its count among the settings of its groups."""
+class Assigning(Optimizer):
+    """Gives each parameter new memory in each step."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
 
     def step(self, closure=None):
         for group in self.param_groups:
-            group["count"] = group.get("count", 0) + 1
-        return super().step(closure)
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                parameter.data = parameter.data - group["lr"] * parameter.grad
 
 
-class Hidden(SGD):
-    """What its constructor was given is not among its defaults."""
+class Anchored(SGD):
+    """Draws each parameter to where it began."""
 
-    def __init__(self, params, lr, factor=1.0):
+    def __init__(self, params, lr):
         super().__init__(params, lr=lr)
-        self.factor = factor
+        self.anchors = [one.detach().clone() for group in self.param_groups for one in group["params"]]
 
-
-class Noisy(SGD):
     def step(self, closure=None):
-        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
-            parameter.grad.add_(torch.randn_like(parameter.grad), alpha=1e-3)
+        for parameter, anchor in zip(self.param_groups[0]["params"], self.anchors, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - anchor, alpha=0.1)
         return super().step(closure)
-
-
-class Timed(SGD):
-    def step(self, closure=None):
-        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
-            parameter.grad.mul_(1 + 1e-3 * (time.time_ns() % 1000))
-        return super().step(closure)
-
-
-class ByIndex(SGD):
-    """The first elements of a parameter move faster."""
-
-    def step(self, closure=None):
-        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
-            rates = torch.linspace(1.0, 2.0, parameter.numel())
-            parameter.grad.mul_(rates.view(parameter.shape))
-        return super().step(closure)
-
-
-class ThroughNumpy(SGD):
-    """What it computes is hidden from torch."""
-
-    def step(self, closure=None):
-        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
-            if parameter.grad.numel():
-                parameter.grad.numpy()[:] /= 1e-9 + abs(parameter.grad.numpy()).max()
-        return super().step(closure)
-
-
-class Broken(SGD):
-    def step(self, closure=None):
-        raise KeyError("only on a cluster")
 
 
 class Factored(Optimizer):
@@ -166,19 +119,20 @@ class Denied(Own):
     elementwise_optimizer = False
 
 
+class Promised(Own):
+    elementwise_optimizer = True
+
+
 class Keeping(Counting):
-    """Looks at the rate of the optimizer that it has built."""
+    """Ends the job unless the optimizer that it has built is the one that trains."""
 
     def build_optimizer(self, model, settings):
-        self.optimizer = SGD(model.parameters(), lr=settings["lr"])
+        self.optimizer = SGD(model.parameters(), lr=settings["lr"], momentum=0.9)
         return self.optimizer
 
-
-class KeepingGroup(Counting):
-    def build_optimizer(self, model, settings):
-        optimizer = SGD(model.parameters(), lr=settings["lr"])
-        self.group = optimizer.param_groups[0]
-        return optimizer
+    def loss(self, model, batch):
+        assert self.optimizer.param_groups[0]["lr"] <= self.optimizer.param_groups[0].get("initial_lr", 1.0)
+        return super().loss(model, batch)
 
 
 class TensorRate(Counting):

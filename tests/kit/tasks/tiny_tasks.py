@@ -132,7 +132,9 @@ class Damped(torch.optim.Optimizer):
 
 
 class OwnRule(Counting):
-    """An elementwise optimizer of its own, about which it says nothing."""
+    """An elementwise optimizer of its own."""
+
+    elementwise_optimizer = True
 
     def build_optimizer(self, model, settings):
         return Damped(model.parameters(), lr=settings["lr"] / 10)

@@ -286,7 +286,6 @@ class Trainer:
                 step + 1, saves=is_save_time(generation.assignment, spec.checkpoint.every_s, self._saved_mono)
             ),
             varies=self._gradients.passes.has_deviated,
-            agrees_on_buffers=self._gradients.buffers.has_new_changes,
             lacks_round=self._islands is None or self._islands.lacks_round(step, self.total_steps - step - 1),
         )
         self._replicas.finish(step)
@@ -305,7 +304,6 @@ class Trainer:
             saving_s=saving_s,
             metrics=self._gradients.metric_sums,
             uses=self._gradients.uses(),
-            doubt=self._gradients.buffers.doubt(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
@@ -315,9 +313,7 @@ class Trainer:
             return self._again()
         weight = self._gradients.weight(verdict.metrics)
         is_rescaled = self._scaling.learn(weight)
-        if verdict.requests.agrees_on_buffers or is_rescaled:
-            if verdict.requests.agrees_on_buffers:
-                self._gradients.buffers.agree()
+        if self._gradients.learn(verdict.uses) or is_rescaled:
             return self._again()
         verdict = verdict.over(weight)
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.

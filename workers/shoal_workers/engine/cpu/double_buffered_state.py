@@ -2,7 +2,7 @@
 
     first step of a job       the tensors are copied once, and everything that refers to them is pointed to the copy
     restore                   everything is pointed to a buffer first, and the values are read straight into it
-    every update              reads one of two buffers and writes the other, which is then marked with its step:
+    every update              is of a copy in the other one of two buffers, which is then marked with its step:
                               one buffer is complete at every moment, whenever a worker is killed
     re-forming                other ranks read from the buffer what they need; if the layout stays, nothing is read
 
@@ -10,10 +10,10 @@
       buffer 1   | step 3 | writes step 5 | step 5 .......................... | writes step 7
                           vote 5                      vote 6: step 5 is complete on every rank
 
-Works on the CPU, with the default optimizer, which writes its results to the other buffer, and with an elementwise one
-of the task: then the state is copied to the other buffer first, and updated there. Of other optimizers it is not known
-what else refers to their tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they
-are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU.
+Works on the CPU. The state is copied to the other buffer and updated there: an AdamW that reads one buffer and writes
+the other takes no less time. Of some optimizers it is not known what else refers to their tensors (`why_copies`).
+Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they are more than a small part of the
+state, nothing is moved, and snapshots are copies, as on a GPU.
 
 A parameter that the optimizer does not have (a frozen one) is written to each buffer once, and costs a step nothing
 more. A change in place between two steps is noticed by torch's count of changes, and the other buffer then gets the
@@ -30,7 +30,7 @@ Made by `build_runtime`, if the optimizer allows it (`state_of`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,9 +56,8 @@ _MAX_COPIED_SHARE = 0.02
 
 
 def state_of(assembly: Assembly, update: Update) -> DeviceState:
-    """The state of a model on its device. An update that is not elementwise is that of a GPU, or refers to tensors in a
-    way that is not known."""
-    return DoubleBufferedState(assembly, update) if update.is_elementwise else DeviceState(assembly, update)
+    """The state of a model on its device."""
+    return DeviceState(assembly, update) if update.why_copies else DoubleBufferedState(assembly, update)
 
 
 class DoubleBufferedState(DeviceState):
@@ -221,7 +220,6 @@ class DoubleBufferedState(DeviceState):
 
     def step(self, lr_factor: float) -> None:
         """One update. The state before it stays complete until the next update."""
-        optimizer = self.update.double_buffered
         if not self._slots:
             self.update.step(lr_factor)
             return
@@ -236,25 +234,12 @@ class DoubleBufferedState(DeviceState):
         if other not in self._frozen_in:
             self._copy_to(other, frozen=True)
             self._frozen_in.add(other)
-        if optimizer is not None:
-            optimizer.targets = {
-                tensor: target
-                for member, buffers in zip(self._moved, self._buffers[other], strict=True)
-                if member.local_parameter is not None
-                for tensor, target in zip(
-                    (member.local_parameter, *member.state.values()), buffers.tensors, strict=True
-                )
-            }
-            # The update reads the tensors of the current buffer, so they are pointed to the other one only afterwards.
-            self.update.step(lr_factor)
-            self._point_to(other)
-        else:  # an optimizer of the task writes where it reads
-            self._copy_to(other, frozen=False)
-            self._point_to(other)
-            self.update.step(lr_factor)
-            for parameter in self._moved:
-                if parameter.local_parameter is not None and parameter.state:
-                    _keep_tensors(self.update.optimizer.state[parameter.local_parameter], parameter.state)
+        self._copy_to(other, frozen=False)
+        self._point_to(other)
+        self.update.step(lr_factor)
+        for parameter, buffers in zip(self._moved, self._buffers[other], strict=True):
+            if parameter.local_parameter is not None:
+                parameter.take_back(self.update.optimizer.state.get(parameter.local_parameter, {}), buffers)
         self.settle()
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
@@ -360,16 +345,6 @@ class DoubleBufferedState(DeviceState):
                 yield moved
 
 
-def _keep_tensors(state: dict[str, object], tensors: Mapping[str, Tensor]) -> None:
-    """Where an optimizer has put another tensor into its state, copies its values to the tensor that was there before,
-    and puts that one back."""
-    for key, tensor in tensors.items():
-        kept = state.get(key)
-        if isinstance(kept, Tensor) and kept is not tensor:
-            tensor.copy_(kept)
-            state[key] = tensor
-
-
 @dataclass(frozen=True, slots=True)
 class _SlotBuffers:
     """The memory of one parameter in one of the slots."""
@@ -451,6 +426,22 @@ class _MovedParameter:
             # A new arrangement leaves most tensors where they are.
             if tensor.data_ptr() != place.data_ptr():
                 place.copy_(tensor)
+
+    @torch.no_grad()
+    def take_back(self, state: dict[str, object], target: _SlotBuffers) -> None:
+        """Called after an update of the values in `target`: where the optimizer has given a parameter other memory, or
+        has put another tensor into its `state`, the values go to the memory and the tensor that were there before."""
+        pairs = [(self.refers[-1], target.parameter)]
+        for key, tensor in self.state.items():
+            kept = state.get(key)
+            if isinstance(kept, Tensor):
+                pairs.append((kept, target.state[key]))
+                state[key] = tensor
+        replaced = [(now, place) for now, place in pairs if now.data_ptr() != place.data_ptr()]
+        for now, place in replaced:
+            place.copy_(now)
+        if replaced:
+            self.point_to(target)
 
     def point_to(self, target: _SlotBuffers) -> None:
         if self.record is not None:

@@ -43,8 +43,6 @@ class _Buffer(Buffer):
     """B."""
     is_synchronised: bool = False
     """The forward pass changes it alike on all ranks."""
-    has_changed: Tensor | None = None
-    """A bool scalar on the device, of this rank's micro-batches since the last update. None means False."""
 
     @property
     def before(self) -> Tensor:
@@ -58,9 +56,6 @@ class _Buffer(Buffer):
     def differs(self, now: Tensor | None) -> bool:
         """Compares values, because torch does not count all writes. Waits for the device."""
         return now is not self.original or not torch.equal(self.original, self.base)
-
-    def note_change(self, has_changed: Tensor) -> None:
-        self.has_changed = has_changed if self.has_changed is None else self.has_changed | has_changed
 
     def restore(self) -> None:
         """B is in the module."""

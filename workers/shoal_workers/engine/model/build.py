@@ -103,9 +103,9 @@ def build_runtime(
     update = runtime.update
     if not begins and not is_drawn and update.keeps_tensors:
         return build_runtime(generation, check_whole, is_drawn=True)
-    if update.not_elementwise and not update.is_elementwise:
+    if update.why_copies:
         generation.say(
-            f"{update.not_elementwise}. So the state is not kept in shared memory: snapshots are copies, and an "
+            f"{update.why_copies}. So the state is not kept in shared memory: snapshots are copies, and an "
             "unexpected death repeats the steps since the last one."
         )
     return runtime

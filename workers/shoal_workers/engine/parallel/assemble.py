@@ -94,8 +94,11 @@ def assemble(
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
     precisions = apply_precisions(model, spec, plan)
     stages, shared = [Stage(0, model)], {}
-    has_buffers = any(
-        not isinstance(module, Router) and any(True for _ in module.buffers(False)) for module in model.modules()
+    buffers = tuple(
+        ties.get(name, name)
+        for prefix, module in model.named_modules()
+        if not isinstance(module, Router)
+        for name, _ in module.named_buffers(prefix, recurse=False)
     )
     if layout.pp > 1:
         whole = all_stages(model, plan, layout)
@@ -138,7 +141,7 @@ def assemble(
         context=context,
         partial=owners,
         data_axes=tuple(axes),
-        has_buffers=has_buffers,
+        buffers=tuple(dict.fromkeys(buffers)),
         rounded=rounded,
     )
 

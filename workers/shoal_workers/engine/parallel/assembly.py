@@ -59,8 +59,8 @@ class Assembly:
     reloaded: frozenset[str] = frozenset()
     """Frozen parameters that a file holds: they are read from it whenever the model is built, and belong to no
     state."""
-    has_buffers: bool = False
-    """The whole model has buffers, on any rank; those of routers are not counted."""
+    buffers: tuple[str, ...] = ()
+    """Names of the buffers of the whole model, the same on every rank; without those of routers."""
 
     @property
     def module(self) -> nn.Module:

@@ -230,17 +230,13 @@ class CollectiveOrder(DataAxis):
         return bool(flag.item())
 
     def keep_whole(self) -> None:
-        self._reset()
+        if has_run(self._root):
+            self._reset()
         self.is_whole, self._passes = True, None
         self._root.set_reshard_after_forward(False)
         for group in self._groups:
             for param in group.fsdp_params:
                 param.sharded_param.grad = None
-
-    def stay_whole(self) -> None:
-        if not self.is_whole:
-            self.is_whole, self._passes = True, None
-            self._root.set_reshard_after_forward(False)
 
     def _reset(self) -> None:
         """Called after a pass was left in the middle."""

@@ -81,10 +81,8 @@ class DataAxis:
         return False
 
     def keep_whole(self) -> None:
-        """All ranks, after they have deviated: drop the gradients, and go on with whole parameters."""
-
-    def stay_whole(self) -> None:
-        """All ranks, before the first pass of a generation: parameters stay whole during a step."""
+        """All ranks, after they have deviated or before the first pass of a generation: drop the gradients; parameters
+        stay whole during a step from now on."""
 
     def reshard(self) -> None:
         """Shards the parameters again that stay whole after forward passes without a backward pass."""

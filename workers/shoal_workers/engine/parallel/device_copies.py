@@ -10,7 +10,6 @@ before. On a CPU everything stays as it is. Called by the vote, and by whatever 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,11 +23,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or not tensor.is_cpu or tensor.layout is not torch.strided:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def any_of(flags: Sequence[Tensor], device: torch.device) -> Tensor | None:
-    """A bool scalar on the device: any of these, which may be elsewhere, is true. None if there are none."""
-    return torch.stack([to_device(flag, device) for flag in flags]).any() if flags else None
 
 
 class BatchCopies:

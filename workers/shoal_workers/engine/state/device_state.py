@@ -71,7 +71,7 @@ class DeviceState(SnapshotState):
     def __init__(self, assembly: Assembly, update: Update) -> None:
         self.view = StateView(assembly, update)
         self.update = update
-        self.why_copies = update.not_elementwise
+        self.why_copies = update.why_copies
         self.keeps_restored = True
         """What the group was restored from may still be needed after the first update; set before it."""
 

@@ -5,7 +5,7 @@ They are optimizer state, so they are sharded, copied, saved and restored by wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,25 +13,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal_workers.contract.optimizers import ADDED_STATE
-from shoal_workers.engine.step.equal_optimizers import class_of, rebuild
 
 
 class AddedState(Optimizer):
     """Another optimizer, and what follows each of its updates. Both have the same groups and the same state."""
 
-    def __init__(self, params: Iterable[Any], path: str, settings: Mapping[str, Any], **own: Any) -> None:
-        """
-        Args:
-            path: "module:Class" of the other optimizer, which gets the settings.
-            own: settings of this optimizer, which no group has.
-        """
-        self.inner = rebuild(class_of(path), list(params), settings)
-        super().__init__(self.inner.param_groups, {**self.inner.defaults, **own})
-        for group in self.param_groups:
-            for name in own:
-                del group[name]
-        self.state.update(self.inner.state)
-        self.inner.param_groups, self.inner.state = self.param_groups, self.state
+    def __init__(self, inner: Optimizer) -> None:
+        """`inner`: the other optimizer, which has made no update yet."""
+        self.inner = inner
+        super().__init__(inner.param_groups, inner.defaults)
+        self.state.update(inner.state)
+        inner.param_groups, inner.state = self.param_groups, self.state
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return what is added for a parameter before its first update, by the keys of `ADDED_STATE`."""

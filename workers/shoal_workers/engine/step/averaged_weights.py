@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from shoal_workers.contract.optimizers import EMA
 from shoal_workers.engine.parallel.assembly import Assembly
@@ -27,14 +28,10 @@ from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memo
 
 
 class Averaging(AddedState):
-    """Another optimizer, and an average of what it updates.
+    """Another optimizer, and an average of what it updates."""
 
-    Args:
-        averages: "module:Class" of the other optimizer, which gets the settings.
-    """
-
-    def __init__(self, params: Iterable[Any], *, averages: str, ema_decay: float, **settings: Any) -> None:
-        super().__init__(params, averages, settings, averages=averages, ema_decay=ema_decay)
+    def __init__(self, inner: Optimizer, *, ema_decay: float) -> None:
+        super().__init__(inner)
         self._decay = ema_decay
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:

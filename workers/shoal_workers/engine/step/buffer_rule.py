@@ -29,7 +29,7 @@ from shoal_workers.torch_internals import BatchNorm, InstanceNorm
 SMALL_BYTES = 64 << 10
 """Changes of larger buffers are computed only if they are known to change."""
 NUM_THOROUGH = 2
-"""First passes or updates of a generation, in which large buffers are compared by value, because torch does not count
+"""First updates of a generation in which large buffers of a loop are compared by value, because torch does not count
 writes through `data`. Later the vote tells."""
 
 
@@ -87,6 +87,8 @@ class Buffer:
     """torch's count of changes of `installed` when the micro-batch began."""
     total: Tensor | None = None
     """Sum of this rank's changes since the last update, weighted; float64 or int64."""
+    has_changed: Tensor | None = None
+    """A bool scalar on the device, of this rank's micro-batches since the last update. None means False."""
 
     @property
     def before(self) -> Tensor:
@@ -111,6 +113,9 @@ class Buffer:
     def install(self, tensor: Tensor) -> None:
         for module, key in self.attach_points:
             module._buffers[key] = tensor
+
+    def note_change(self, has_changed: Tensor) -> None:
+        self.has_changed = has_changed if self.has_changed is None else self.has_changed | has_changed
 
     def add(self, now: Tensor, weight: float, calls: Tensor | None) -> None:
         """Adds the change of a micro-batch. `calls`: those of its norm in it."""
@@ -254,4 +259,6 @@ def compute_change(now: Tensor, before: Tensor) -> Tensor:
 
 def unequal(now: Tensor, before: Tensor) -> Tensor:
     """Return whether any element differs, as a bool scalar on the tensors' device; nan equals nan."""
+    if now.is_cpu and now.nbytes > SMALL_BYTES and torch.equal(now, before):  # without temporary tensors
+        return torch.zeros((), dtype=torch.bool)
     return ((now != before) & ~((now != now) & (before != before))).any()

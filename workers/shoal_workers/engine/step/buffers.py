@@ -1,15 +1,15 @@
-"""When which values of buffers are in the modules of a task, and what is exchanged of them. What they become: see
+"""When which values of buffers are in the modules of a task, and what travels with its votes. What they become: see
 buffer_rule.py.
 
 Every micro-batch works on copies, which are taken out of the modules right after its loss; then the originals are back.
 So activation recomputation, validation, replays and padding change nothing, the backward pass finds what it has saved,
 and until the vote nothing is mutated: a step that is skipped or repeated leaves and finds B.
 
-Which buffers change is agreed by all ranks after the first pass of a generation, and again when a rank meets another
-one: it says so in the vote, and the step is repeated. Only those are exchanged. After the first passes nothing here
-waits for a GPU: whether another buffer has changed is a number on the device, the doubt, which travels with the vote;
-so are the calls of a norm. Buffers of `tasks.router` have a rule of their own (tasks/feed_forward.py). Called by the
-passes, `GradientPass` and, through it, the trainer.
+Which buffers have changed on which stage of a pipeline, and how often each norm was called on which rank, travels with
+the vote; only if there are any, an all-reduce of their changes follows. Once a buffer has changed it is exchanged in
+every step. What was written without torch's notice is found at the end of a pass, too late to say by which micro-batch:
+then the step is repeated, in which it is known. Nothing here waits for a GPU. Buffers of `tasks.router` have a rule of
+their own (tasks/feed_forward.py). Called by the passes, `GradientPass` and, through it, the trainer.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ from torch.nn.modules.module import (
 )
 
 from shoal_workers.contract.batch_partition import MicroBatch
-from shoal_workers.engine.group.all_ranks import all_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.device_copies import any_of, to_device
+from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.step.buffer_rule import (
-    NUM_THOROUGH,
     Buffer,
     as_sum,
     compute_values,
@@ -65,9 +63,6 @@ class _Slot(Buffer):
     """The copy that the modules have while a forward pass runs."""
     values: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """(micro-batch, V, calls of a norm) in deterministic mode. The calls are an int64 scalar."""
-    pending: Tensor | None = None
-    is_missed: bool = False
-    """True if it was found changed too late to say by which micro-batch."""
 
     @property
     def installed(self) -> Tensor:
@@ -80,20 +75,13 @@ class _Slot(Buffer):
         return is_plain and not self.original.requires_grad and (self.is_saved or self.is_small)
 
     @property
-    def has_changed(self) -> bool:
-        """True if the buffer has changed in this pass, or is known to change."""
-        return self.is_changing or self.is_missed or self.total is not None or bool(self.values)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Doubt:
-    """What nobody has waited for yet."""
-
-    slot: _Slot
-    is_true: Tensor
-    """A bool scalar on the device: the buffer has changed, and is not known to change."""
-    is_of_tp: bool = False
-    """The buffer has other values on each tp rank."""
+    def is_written(self) -> bool:
+        """True if it is exchanged in every step, or torch has counted a change since the forward pass began. It does
+        not count those of statistics."""
+        if self.is_changing or (self.norm is not None and self.norm.module.training):
+            return True
+        now = self.current
+        return now is not self.installed or now is None or now._version != self.version
 
 
 class StepBuffers:
@@ -116,13 +104,16 @@ class StepBuffers:
         self._known_attach_points = {(id(module), key) for slot in self._slots for module, key in slot.attach_points}
         self._registered: list[tuple[nn.Module, str]] = []
         """Buffers that the running forward pass has registered, beside those that are known."""
-        self._num_passes = 0
-        self._has_agreed = False
-        self.has_new_changes = False
-        """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated. If
-        there is a `doubt`, that counts, too."""
-        self._doubts: list[_Doubt] = []
-        """What the newest pass has left to be read."""
+        numbers = {name: number for number, name in enumerate(assembly.buffers)}
+        self._numbers = {id(slot): numbers[assembly.tied.get(slot.name, slot.name)] for slot in self._slots}
+        """The number of each buffer in the whole model, by the slot's id."""
+        norms = [name for name in assembly.buffers if name.rpartition(".")[2] == "running_mean"]
+        self._num_norms = len(norms)
+        self._norm_numbers = {
+            id(norm): norms.index(assembly.buffers[self._numbers[id(norm.buffers[0])]]) for norm in self._norms
+        }
+        self._calls = torch.zeros(0, dtype=torch.int64)
+        """Calls of each norm of the whole model on each data rank in the step that was voted on."""
         modules = (module for part in assembly.parts for module in part.modules())
         self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
         self._in_experts: set[int] = set()
@@ -132,10 +123,8 @@ class StepBuffers:
 
     def begin(self) -> None:
         """Called before the first micro-batch of a pass: forgets what an earlier pass has found, complete or not."""
-        self._num_passes += 1
-        self._doubts = []
         for slot in self._slots:
-            slot.total, slot.values, slot.pending = None, [], None
+            slot.total, slot.has_changed, slot.values = None, None, []
         for norm in self._norms:
             norm.num_calls = None
 
@@ -156,7 +145,8 @@ class StepBuffers:
     @contextmanager
     def backward(self, part: int = 0) -> Iterator[None]:
         """Surrounds a backward pass, which may run forward passes again."""
-        with self._copies_installed([slot for slot in self._slots if part in slot.parts and slot.has_changed]):
+        changed = [slot for slot in self._slots if slot.is_changing or slot.has_changed is not None]
+        with self._copies_installed([slot for slot in changed if part in slot.parts]):
             yield
 
     @contextmanager
@@ -168,54 +158,78 @@ class StepBuffers:
             if slot.is_small:
                 slot.copy = None
 
-    def add_up(self) -> None:
-        """Computes, on all ranks after the last micro-batch of a pass, the buffers that the step ends with."""
-        if not self._assembly.has_buffers:
-            return
-        self._compare_copies()
-        if not self._has_agreed:
-            self.agree()
-        known = [slot for slot in self._slots if slot.is_changing]
-        if known:
-            (self._add_up_by_micro_batch if self._keeps_values else self._add_up)(known)
+    @torch.no_grad()
+    def send(self) -> Tensor:
+        """Called after the last micro-batch of a pass. Returns this rank's numbers for the vote, equally many on all
+        ranks: float64 on the device."""
+        layout, rank, num = self._generation.layout, self._generation.rank, len(self._assembly.buffers)
+        numbers = torch.zeros(
+            1 + layout.pp * num + layout.num_data_ranks * self._num_norms,
+            dtype=torch.float64,
+            device=self._generation.device,
+        )
+        row, first = numbers[1:][layout.pipeline_rank(rank) * num :], 1 + layout.pp * num
+        for slot in self._slots:
+            if slot.copy is not None and not slot.is_changing:
+                is_missed = unequal(slot.copy, slot.original)
+                numbers[0] += to_device(is_missed, numbers.device)
+                slot.note_change(is_missed)
+            if slot.is_changing:
+                row[self._numbers[id(slot)]] = 1.0
+            elif slot.has_changed is not None:
+                row[self._numbers[id(slot)]] = to_device(slot.has_changed, row.device)
+        if rank % (layout.tp * layout.cp) == 0:  # the others call the same
+            calls = numbers[first:][layout.data_rank(rank) * self._num_norms :]
+            for norm in self._norms:
+                if norm.num_calls is not None:
+                    calls[self._norm_numbers[id(norm)]] = to_device(norm.num_calls, calls.device)
+        return numbers
 
-    def agree(self) -> None:
-        """A collective, on all ranks: which buffers change. Waits for the device.
+    def learn(self, totals: Sequence[float]) -> bool:
+        """Called by all ranks with the sum of their numbers. Returns whether a buffer has changed without torch's
+        notice, so that the step must be repeated.
 
         Raises:
-            ValueError: one changes that is in several stages of a pipeline, or otherwise on each tp rank.
+            ValueError: a buffer changes to which the rule cannot be applied, or that several stages of a pipeline have.
         """
-        self._resolve_doubts()
-        layout, rank = self._generation.layout, self._generation.rank
-        changed_names = [slot.name for slot in self._slots if slot.has_changed]
-        names_by_rank = all_ranks().gather_values(changed_names)
-        by_name = {slot.name: slot for slot in self._slots}
-        with self._generation.user_code:
-            for other, names in enumerate(names_by_rank):
-                for slot in (by_name[name] for name in names if name in by_name):
-                    if layout.pipeline_rank(other) != layout.pipeline_rank(rank) or len(slot.parts) > 1:
-                        raise ValueError(
-                            f"{_describe(slot)}, and several stages of the pipeline have it, so each would change its "
-                            "own. Move it into a block, or into a module of plan.first or plan.last; or set "
-                            "parallelism.pp to 1."
-                        )
-                    for buffer in [slot] if slot.norm is None else slot.norm.buffers:
-                        buffer.is_changing = True
-        self._has_agreed, self.has_new_changes = True, False
-        self._generation.check()
-
-    def doubt(self) -> Tensor | None:
-        """A bool scalar on the device: a buffer has changed in this pass that the ranks have not agreed on, or
-        otherwise on each tp rank. None if that is sure not to be. Read by the vote, after which all ranks `agree`."""
-        return any_of([doubt.is_true for doubt in self._doubts], self._generation.device)
+        layout, num = self._generation.layout, len(self._assembly.buffers)
+        is_missed, flags, calls = totals[0] > 0, totals[1 : 1 + layout.pp * num], totals[1 + layout.pp * num :]
+        own = layout.pipeline_rank(self._generation.rank)
+        for slot in self._slots:
+            by_stage = flags[self._numbers[id(slot)] :: num]
+            if not any(by_stage):
+                continue
+            if len(slot.parts) > 1 or any(count for stage, count in enumerate(by_stage) if stage != own):
+                raise ValueError(
+                    f"{_describe(slot)}, and several stages of the pipeline have it, so each would change its own. "
+                    "Move it into a block, or into a module of plan.first or plan.last; or set parallelism.pp to 1."
+                )
+            if not slot.is_changing:
+                self._refuse(slot)
+            for buffer in [slot] if slot.norm is None else slot.norm.buffers:
+                buffer.is_changing = True
+        for slot in self._slots:
+            if slot.is_changing:
+                slot.copy = None  # it may have the changes of a pass that is repeated
+        self._calls = torch.tensor(calls, dtype=torch.int64).view(layout.num_data_ranks, self._num_norms)
+        return is_missed
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Called after a finite vote, on all ranks."""
-        for slot in self._slots:
-            if slot.pending is not None:
-                slot.original.copy_(slot.pending)
-                slot.pending = slot.copy = None
+        """Called by all ranks when the update is sure: B' is in the modules, after a sum over the ranks if a buffer
+        changes.
+
+        Raises:
+            ValueError: a buffer changes otherwise on each tp rank.
+        """
+        known = [slot for slot in self._slots if slot.is_changing]
+        if not known:
+            return
+        values = (self._values_by_micro_batch if self._keeps_values else self._values)(known)
+        self._generation.check()
+        for slot, value in zip(known, self._equal_over_tp(known, values), strict=True):
+            slot.original.copy_(value)
+            slot.copy = None
 
     @contextmanager
     def _copies_installed(self, slots: Sequence[_Slot]) -> Iterator[None]:
@@ -260,17 +274,19 @@ class StepBuffers:
     def _collect_changes(self, micro_batch: MicroBatch, part: int, slots: Sequence[_Slot]) -> None:
         for module, key in self._registered:
             self._refuse_kept(part, module, key)
-        buffers = {id(slot): slot.current for slot in slots}
-        changed = self._find_changed(slots, buffers)
+        changed = [slot for slot in slots if slot.is_written]
         calls = {id(norm): norm.count_calls() for norm in find_norms(changed)}
         for slot in changed:
-            now, slot.copy = buffers[id(slot)], None
+            now = slot.current
+            if slot.copy is None:
+                slot.note_change(torch.ones((), dtype=torch.bool))
+                continue
+            slot.copy = None
             if now is None or now.shape != slot.original.shape or now.dtype != slot.original.dtype:
                 self._refuse_other_shape(slot, now)
                 continue
             if not slot.is_changing:
-                self._refuse(slot)
-                self.has_new_changes = self.has_new_changes or self._has_agreed
+                slot.note_change(unequal(now, slot.original))
             # A norm that was not called has V = B, which adds nothing.
             called = calls.get(id(slot.norm))
             if self._keeps_values:
@@ -279,56 +295,16 @@ class StepBuffers:
             else:
                 slot.add(now, micro_batch.weight * self._share, called)
 
-    def _find_changed(self, slots: Sequence[_Slot], buffers: dict[int, Tensor | None]) -> list[_Slot]:
-        """Returns the slots whose values differ, and those that all ranks exchange in any case: all of a norm, or none.
-        After the first passes, those that may differ and are not known become doubts."""
-        is_thorough = self._num_passes <= NUM_THOROUGH
-        compared = [
-            slot
-            for slot in slots
-            if not slot.is_changing
-            and (
-                (now := buffers[id(slot)]) is not slot.installed
-                or now is None
-                or now._version != slot.version
-                or (slot.copy is not None and is_thorough)
-            )
-        ]
-        if not is_thorough:
-            compared = [slot for slot in compared if not self._defer_comparison(slot, buffers[id(slot)])]
-        differs = _compare([(buffers[id(slot)], slot.original, slot.copy is None) for slot in compared])
-        chosen = {id(slot) for slot, is_different in zip(compared, differs, strict=True) if is_different}
-        chosen |= {id(other) for slot in compared if slot.norm and id(slot) in chosen for other in slot.norm.buffers}
-        return [slot for slot in slots if slot.is_changing or id(slot) in chosen]
+    def _values(self, known: Sequence[_Slot]) -> list[Tensor]:
+        """B' of each buffer."""
+        norms, device = find_norms(known), self._generation.device
+        calls = to_device(self._calls[:, [self._norm_numbers[id(norm)] for norm in norms]], device)
+        data_rank = self._generation.layout.data_rank(self._generation.rank)
+        return compute_values(known, norms, calls, data_rank, self._generation.meshes.sum_over_data_ranks)
 
-    def _defer_comparison(self, slot: _Slot, now: Tensor | None) -> bool:
-        """False if it can be told without waiting for the device that a buffer has changed."""
-        if now is None or now is slot.original or now.shape != slot.original.shape or now.dtype != slot.original.dtype:
-            return False
-        self._doubts.append(_Doubt(slot, unequal(now, slot.original)))
-        slot.copy = None
-        return True
-
-    @torch.no_grad()
-    def _add_up(self, known: Sequence[_Slot]) -> None:
-        generation, layout = self._generation, self._generation.layout
-        norms, data_rank = find_norms(known), layout.data_rank(generation.rank)
-        calls = torch.zeros(layout.num_data_ranks, len(norms), dtype=torch.int64, device=generation.device)
-        for column, norm in enumerate(norms):
-            if norm.num_calls is not None:
-                calls[data_rank, column] = norm.num_calls
-        # Calls first: what a rank adds to a norm depends on how often the ranks after it have called the norm.
-        (calls,) = self._sum_over_ranks([calls])
-        values = compute_values(known, norms, calls, data_rank, generation.meshes.sum_over_data_ranks)
-        generation.check()
-        for slot, value in zip(known, values, strict=True):
-            slot.pending = value
-        self._compare_over_tp(known)
-
-    @torch.no_grad()
-    def _add_up_by_micro_batch(self, known: Sequence[_Slot]) -> None:
-        """Sums in deterministic mode: each rank fills the rows of its micro-batches, so the sum over ranks is exact,
-        and all add up the rows in their order."""
+    def _values_by_micro_batch(self, known: Sequence[_Slot]) -> list[Tensor]:
+        """The same in deterministic mode: each rank fills the rows of its micro-batches, so the sum over ranks is
+        exact, and all add up the rows in their order."""
         rows: list[Tensor] = []
         for slot in known:
             original = as_sum(slot.original)
@@ -340,45 +316,15 @@ class StepBuffers:
             rows += [values, calls]
         integers = iter(self._sum_over_ranks([row for row in rows if not row.is_floating_point()]))
         reals = iter(self._sum_over_ranks([row for row in rows if row.is_floating_point()]))
+        results = []
         for slot in known:
             original = as_sum(slot.original)  # V of a micro-batch that did not change it
             values = next(reals) if is_real(slot.original) else next(integers)
             calls = next(integers)
             for row, called in zip(values, calls, strict=True):  # not torch's own sum, whose order depends on the shape
                 slot.add(torch.where(called > 0, row.view(original.shape), original), self._share, called)
-            slot.pending = slot.compute_value(slot.compute_share(), calls.sum())
-
-    def _compare_copies(self) -> None:
-        """Find what was written without torch's knowledge; when the step is repeated, it is known."""
-        for slot in self._slots:
-            now = slot.copy
-            if now is None or slot.is_changing:
-                continue
-            if now.is_cpu and not slot.is_small:
-                if _compare([(now, slot.original, False)])[0]:
-                    self._note_missed(slot)
-            else:
-                self._doubts.append(_Doubt(slot, unequal(now, slot.original)))
-
-    def _note_missed(self, slot: _Slot) -> None:
-        with self._generation.user_code:
-            self._refuse(slot)
-        slot.copy, slot.is_missed, self.has_new_changes = None, True, True
-
-    def _resolve_doubts(self) -> None:
-        doubts, self._doubts = self._doubts, []
-        device = self._generation.device
-        are_true = torch.stack([to_device(doubt.is_true, device) for doubt in doubts]).tolist() if doubts else []
-        for doubt, is_true in zip(doubts, are_true, strict=True):
-            if is_true and doubt.is_of_tp:
-                with self._generation.user_code:
-                    raise ValueError(
-                        f"{_describe(doubt.slot)}, to other values on each rank of the tensor axis: it is computed "
-                        "from a part of the tokens or features. Set parallelism.tp to 1, or leave its module out of "
-                        "the plan."
-                    )
-            if is_true:
-                self._note_missed(doubt.slot)
+            results.append(slot.compute_value(slot.compute_share(), calls.sum()))
+        return results
 
     def _sum_over_ranks(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the sums over the ranks that have the same part of the model and other samples or tokens."""
@@ -390,28 +336,30 @@ class StepBuffers:
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
-    def _compare_over_tp(self, known: Sequence[_Slot]) -> None:
-        """The ranks along tp compute the same; from here on they have the same bits."""
+    def _equal_over_tp(self, known: Sequence[_Slot], values: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the values with the same bits on all ranks along tp, which compute the same. ValueError: they do
+        not."""
         tp = self._generation.meshes.tp
-        values = [(slot, as_sum(slot.pending)) for slot in known if slot.pending is not None]
-        if tp is None or not values:
-            return
-        flat = torch.cat([value.double().reshape(-1) for _, value in values])
+        if tp is None:
+            return values
+        sums = [as_sum(value) for value in values]
+        flat = torch.cat([value.double().reshape(-1) for value in sums])
         # The largest of the negatives is the negative of the smallest: one all-reduce finds both.
         box = torch.cat([flat, -flat])
         dist.all_reduce(box, op=dist.ReduceOp.MAX, group=tp.get_group())
         self._generation.check()
-        largest, smallest = box[: len(flat)], -box[len(flat) :]
-        sizes = [value.numel() for _, value in values]
-        for (slot, value), high, low in zip(
-            values, torch.split(largest, sizes), torch.split(smallest, sizes), strict=True
+        sizes = [value.numel() for value in sums]
+        equal = []
+        for slot, value, high, low in zip(
+            known, sums, torch.split(box[: len(flat)], sizes), torch.split(-box[len(flat) :], sizes), strict=True
         ):
-            if not high.numel():
-                continue
-            is_other = (high - low).max() > _TOLERANCE * torch.maximum(high.abs(), low.abs()).max()
-            self._doubts.append(_Doubt(slot, is_other, is_of_tp=True))
-            if value.is_floating_point():
-                slot.pending = from_sum(high.view(value.shape), slot.original)
+            if high.numel() and (high - low).max() > _TOLERANCE * torch.maximum(high.abs(), low.abs()).max():
+                raise ValueError(
+                    f"{_describe(slot)}, to other values on each rank of the tensor axis: it is computed from a part "
+                    "of the tokens or features. Set parallelism.tp to 1, or leave its module out of the plan."
+                )
+            equal.append(from_sum(high.view(value.shape), slot.original) if value.is_floating_point() else value)
+        return equal
 
     def _refuse(self, slot: _Slot) -> None:
         """Raises ValueError if the rule cannot be applied to a buffer that changes."""
@@ -483,23 +431,3 @@ def _describe(slot: _Slot) -> str:
 def _name_class(module: nn.Module) -> str:
     """Returns the name of a module's class, in front of which FSDP2 puts one of its own."""
     return next(base.__name__ for base in type(module).__mro__ if not issubclass(base, FSDPModule))
-
-
-def _compare(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
-    """Return whether the values of each two tensors differ. The third says that both may share their memory, so that a
-    version was the only witness. It waits once for all tensors of a GPU."""
-    known: list[bool | Tensor] = []
-    for now, before, is_shared in pairs:
-        if now is None or now.shape != before.shape or now.dtype != before.dtype or (is_shared and now is before):
-            known.append(True)
-        elif now.is_cpu:
-            # torch.equal makes no temporary tensors, but finds nan different from nan.
-            known.append(not torch.equal(now, before) and bool(unequal(now, before)))
-        else:
-            known.append(unequal(now, before))
-    waited = iter(
-        torch.stack(tensors).tolist()
-        if (tensors := [known_slot for known_slot in known if isinstance(known_slot, Tensor)])
-        else []
-    )
-    return [next(waited) if isinstance(known_slot, Tensor) else known_slot for known_slot in known]

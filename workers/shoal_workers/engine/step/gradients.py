@@ -6,7 +6,7 @@ part of a sum, and what a parameter has that no rank has used.
                         shards, after FSDP has reduced them: sums over different axes commute
                           tensor axis   norms on parts of a sequence, routers of split experts: all-reduce over tp
                           stages        a parameter that several stages of a pipeline have: its ranks exchange summands
-    buffers             what forward passes change in them is added up (buffers.py)
+    buffers             what forward passes change in them is added up after the vote (buffers.py)
     afterwards          `grad` of every parameter is this rank's shard of the gradient of the mean loss, times the loss
                         scale and, if losses are sums with weights, times `weight`
     clipping            by the global L2 norm (Pascanu et al. 2013). Squared norms are summed in the vote, so it needs
@@ -38,6 +38,7 @@ from shoal_workers.engine.group.gradient_buckets import sum_squares
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly, SharedParameter
 from shoal_workers.engine.parallel.cutting import local
+from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
@@ -124,7 +125,6 @@ class GradientPass:
                 self._exact_sums = self._exact.reduce([share.loss for share in shares])
         for part in self._assembly.parts:
             sum_load(part, self._generation.meshes.sum_over_data_ranks)
-        self.buffers.add_up()
         self._agree(shares, step)
         if self._exact_sums is None:
             self.metric_sums = self._metrics.sums(shares)
@@ -152,8 +152,8 @@ class GradientPass:
             return self._metrics.weight(sums)
 
     def uses(self) -> Tensor:
-        """Returns, float64 of shape (number of trained parameters,), 1 for what this rank has used: the sum over ranks
-        is for `drop_unused`."""
+        """Returns this rank's numbers for the vote, float64: 1 for each trained parameter that it has used, and those
+        of the buffers. The sum over ranks is for `learn` and `drop_unused`."""
         used = {key for axis in self._assembly.data_axes for key in axis.used_parameters()}
         is_exact = self._exact is not None  # then FSDP sums nothing, and no rank has zeros for what it has not used
         names = {
@@ -161,12 +161,23 @@ class GradientPass:
             for name, parameter in self._assembly.all_parameters()
             if parameter.grad is not None and (is_exact or id(parameter) in used)
         }
-        return torch.tensor([float(name in names) for name in self._trained], dtype=torch.float64)
+        used_names = torch.tensor([float(name in names) for name in self._trained], dtype=torch.float64)
+        return torch.cat([to_device(used_names, self._generation.device), self.buffers.send()])
+
+    def learn(self, uses: Sequence[float]) -> bool:
+        """Called after the vote: learns which buffers change. Returns whether the step must be repeated, because one
+        was written without torch's notice. `uses`: the sum of all ranks' `uses`.
+
+        Raises:
+            TaskFailed: the change of a buffer cannot be added up.
+        """
+        with self._generation.user_code:
+            return self.buffers.learn(uses[len(self._trained) :])
 
     def drop_unused(self, uses: Sequence[float], step: int) -> None:
         """Called after the vote, before the update: removes the gradient of each parameter that no rank has used in the
         step. `uses`: the sum of all ranks' `uses`."""
-        unused = [name for name, count in zip(self._trained, uses, strict=True) if not count]
+        unused = [name for name, count in zip(self._trained, uses, strict=False) if not count]
         if not unused:
             return
         for name, parameter in self._assembly.all_parameters():
@@ -206,7 +217,8 @@ class GradientPass:
         self._assembly.reshard()
 
     def balance(self) -> None:
-        """Called right before the optimizer's step: what a step changes in the model beside its parameters."""
+        """Called by all ranks right before the optimizer's step: what a step changes in the model beside its
+        parameters."""
         for part in self._assembly.parts:
             move_biases(part)
         self.buffers.apply()

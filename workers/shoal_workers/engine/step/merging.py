@@ -27,12 +27,13 @@ read. Made by `named_optimizer`; `Islands` says what an update does beside its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from shoal_workers.contract.islands import OuterSpec
 from shoal_workers.contract.optimizers import OUTER, OUTER_MOMENTUM, RESIDUAL, SENT
@@ -59,15 +60,11 @@ class Landing:
 
 
 class Merging(AddedState):
-    """Another optimizer, whose updates end and take rounds.
+    """Another optimizer, whose updates end and take rounds."""
 
-    Args:
-        merges: "module:Class" of the other optimizer, which gets the settings.
-        keeps_residual: differences are compressed.
-    """
-
-    def __init__(self, params: Iterable[Any], *, merges: str, keeps_residual: bool, **settings: Any) -> None:
-        super().__init__(params, merges, settings, merges=merges, keeps_residual=keeps_residual)
+    def __init__(self, inner: Optimizer, *, keeps_residual: bool) -> None:
+        """`keeps_residual`: differences are compressed."""
+        super().__init__(inner)
         self._keeps_residual = keeps_residual
         self.landing: Landing | None = None
         """What the next update takes."""

@@ -1,11 +1,12 @@
 """Makes the optimizer that a spec names, over the parameters of a sharded model, like a task's `build_optimizer`.
 
-What is elementwise then runs on the local shards, as a task's own does: update.py and elementwise.py find that out.
+What is elementwise then runs on the local shards, as a task's own does: see update.py and elementwise.py.
 The built-in AdamW is made elsewhere, see `default_update`. Called by `build_update`.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any
 
@@ -15,7 +16,6 @@ from shoal_workers.contract.islands import IslandsSpec
 from shoal_workers.contract.optimizers import ADAMW, OptimizerSpec, known
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.averaged_weights import Averaging
-from shoal_workers.engine.step.equal_optimizers import class_of
 from shoal_workers.engine.step.merging import Merging
 from shoal_workers.engine.step.parameter_groups import ParameterGroup, parameters_in
 from shoal_workers.engine.task.task import needs_arguments
@@ -29,7 +29,7 @@ def named_optimizer(
     path = (named.path if named is not None else settings.name).replace(":", ".")
     module, _, name = path.rpartition(".")
     try:
-        kind = class_of(f"{module}:{name}")
+        kind = _class_of(module, name)
     except ValueError as error:
         raise ValueError(f"optimizer.name {settings.name}: {error}") from None
     arguments = _arguments(settings, kind)
@@ -44,11 +44,22 @@ def named_optimizer(
             "Shoal computes it once for each step. Use an optimizer whose step() needs none."
         )
     if islands is not None:
-        keeps_residual = islands.compress != "none"
-        return Merging(own, merges=f"{module}:{name}", keeps_residual=keeps_residual, **arguments)
+        return Merging(optimizer, keeps_residual=islands.compress != "none")
     if settings.ema_decay is None:
         return optimizer
-    return Averaging(own, averages=f"{module}:{name}", ema_decay=settings.ema_decay, **arguments)
+    return Averaging(optimizer, ema_decay=settings.ema_decay)
+
+
+def _class_of(module_name: str, name: str) -> type[Optimizer]:
+    """ValueError if no such optimizer can be imported here."""
+    path = f"{module_name}:{name}"
+    try:
+        attribute: Any = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the optimizer {path} cannot be imported here: {error}") from None
+    if not (isinstance(attribute, type) and issubclass(attribute, Optimizer)):
+        raise ValueError(f"{path} is not a torch.optim.Optimizer")
+    return attribute
 
 
 def _arguments(settings: OptimizerSpec, kind: type[Optimizer]) -> dict[str, Any]:

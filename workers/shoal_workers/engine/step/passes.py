@@ -86,7 +86,7 @@ class LocalPasses:
                         "for which all of them are one pass. Set batch.sync to micro_batch."
                     )
             # a unit that is gathered in the middle of a pass could meet the exchange of a BatchNorm on other ranks
-            self._axis.stay_whole()
+            self._axis.keep_whole()
         if exact is not None:
             self._axis.sum_nothing()
         self._alternation = generation.task.alternation

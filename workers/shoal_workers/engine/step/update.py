@@ -4,8 +4,8 @@ state comes into being, and which of its settings are state.
 The default optimizer works element by element, so it runs on the local shards: plain tensors that share their memory
 with the model's DTensors. That avoids DTensor's dispatch in every step, and the 0.3 s that filling its caches takes in
 the first step after each re-forming. A task's own optimizer, and another one that the spec names, get the DTensors,
-because they may need operations on whole tensors; one that is elementwise (elementwise.py) runs on the local shards,
-too.
+because they may need operations on whole tensors; one that is known or promised to be elementwise (elementwise.py) runs
+on the local shards, too. Where parameters are whole, any of them runs on these.
 
 Settings of parameter groups:
 
@@ -22,7 +22,6 @@ whatever steps, saves or restores the state.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -40,9 +39,7 @@ from shoal_workers.engine.parallel.cutting import WholeNumbers, local, shard_lik
 from shoal_workers.engine.step import own_optimizers
 from shoal_workers.engine.step.added_state import AddedState
 from shoal_workers.engine.step.averaged_weights import Averaging
-from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
-from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
-from shoal_workers.engine.step.equal_optimizers import rebuild, settings_of_groups
+from shoal_workers.engine.step.elementwise import why_as_built
 from shoal_workers.engine.step.named_optimizer import named_optimizer
 from shoal_workers.engine.step.parameter_groups import (
     NoParameters,
@@ -64,17 +61,21 @@ class Update:
         optimizer: Optimizer,
         local_parameters: Sequence[tuple[nn.Parameter, nn.Parameter]],
         *,
-        not_elementwise: str = "",
-        is_rebuilt: bool = False,
+        why_copies: str = "",
+        is_built_in: bool = False,
     ) -> None:
-        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory, which
-        is the same one if it is whole. `is_rebuilt`: the task's own, elementwise one, over these.
-        `not_elementwise`: why it is not."""
+        """
+        Args:
+            local_parameters: the optimizer's parameters, each with the model parameter that shares its memory, which is
+                the same one if it is whole.
+            why_copies: why its state must stay where it is, so that snapshots are copies; empty: it may be moved.
+            is_built_in: `default_update` has made it.
+        """
         self.optimizer = optimizer
         self._inner = optimizer.inner if isinstance(optimizer, AddedState) else optimizer
         """Without what is added to its state."""
-        self.not_elementwise = not_elementwise
-        self._is_rebuilt = is_rebuilt
+        self.why_copies = why_copies
+        self._is_built_in = is_built_in
         self._local_parameters = local_parameters
         named: dict[int, tuple[str, Tensor]] = {
             id(parameter): (name, parameter) for name, parameter in assembly.named_parameters()
@@ -222,21 +223,6 @@ class Update:
         for group, values in zip(self.optimizer.param_groups, settings, strict=False):
             _set_plain(group, values)
 
-    @property
-    def double_buffered(self) -> DoubleBufferedAdamW | None:
-        """The optimizer if `default_update` made it for the CPU: then nothing else refers to its tensors."""
-        return self.optimizer if isinstance(self.optimizer, DoubleBufferedAdamW) and self._local_parameters else None
-
-    @property
-    def is_elementwise(self) -> bool:
-        """True if it updates each element of the local shards on its own, and nothing else refers to its tensors."""
-        return self.double_buffered is not None or self._is_rebuilt
-
-    @property
-    def is_built_in(self) -> bool:
-        """True if `default_update` made it, over local shards."""
-        return isinstance(self.optimizer, AdamW) and bool(self._local_parameters) and not self._is_rebuilt
-
     def named_parameters(self) -> Iterator[tuple[int, str, nn.Parameter, Tensor]]:
         """Number of the group, name, the optimizer's parameter and the model's; without tied copies."""
         for index, group in enumerate(self.optimizer.param_groups):
@@ -277,7 +263,7 @@ class Update:
         ]
         if not lacking:
             return
-        if self.is_built_in:
+        if self._is_built_in:
             self._materialise_adamw(set(lacking))
             return
         settings = [dict(group) for group in self.optimizer.param_groups]
@@ -325,8 +311,7 @@ class Update:
     @property
     def _may_grow(self) -> bool:
         """True if it may make more state in a later update than in its first: those of torch and Shoal do not."""
-        known = type(self._inner).__module__.startswith(("torch.optim", own_optimizers.__name__))
-        return not known and not self.is_built_in
+        return not type(self._inner).__module__.startswith(("torch.optim", own_optimizers.__name__))
 
     def make_state(self, name: str, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         """Make a tensor of a parameter's state, of zeros, that the source of a restore has. False: there is none to
@@ -405,10 +390,6 @@ class Update:
                 target.copy_(source)
 
 
-_OWN_REFERENCES = 2
-"""A local variable, and the argument of getrefcount."""
-
-
 def build_update(
     task: LoadedTask, assembly: Assembly, spec: JobSpec, groups: list[ParameterGroup] | None = None
 ) -> Update:
@@ -417,21 +398,32 @@ def build_update(
     if not task.has_optimizer and spec.optimizer.is_built_in and spec.islands is None:
         return default_update(assembly, spec.optimizer, groups, deterministic=spec.deterministic)
     if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
-        nothing = "the stages of this worker have no parameter to train"
-        return Update(assembly, NoParameters(groups), (), not_elementwise=nothing, is_rebuilt=True)
+        return Update(assembly, NoParameters(groups), ())
     optimizer, declared = task.build_optimizer(assembly.module, spec.optimizer), task.elementwise_optimizer
     if optimizer is None:
         assert groups is not None, "those of a spec are always made"
-        optimizer, is_kept, declared = named_optimizer(assembly, spec.optimizer, groups, spec.islands), False, None
+        optimizer, declared = named_optimizer(assembly, spec.optimizer, groups, spec.islands), None
     else:
         if groups is not None:
             regroup(optimizer, groups, assembly)
-        is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
         _refuse_strangers(optimizer, assembly)
-    try:
-        return _elementwise_update(assembly, optimizer, declared=declared, is_kept=is_kept)
-    except _NotElementwise as reason:
-        return Update(assembly, optimizer, (), not_elementwise=str(reason))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    is_split = any(isinstance(parameter, DTensor) for parameter in parameters)
+    why_copies = ""
+    if declared is False:
+        why_copies = "the task says elementwise_optimizer = False"
+    elif not all(parameter.is_cpu for parameter in parameters):
+        why_copies = "the optimizer has parameters that are not on a CPU"
+    elif declared is None:
+        why_copies = why_as_built(optimizer, is_split=is_split)
+    if why_copies:
+        return Update(assembly, optimizer, (), why_copies=why_copies)
+    if is_split:
+        return Update(assembly, optimizer, _put_on_shards(optimizer))
+    update = Update(assembly, optimizer, [(parameter, parameter) for parameter in parameters])
+    if declared is None and update.keeps_tensors:
+        update.why_copies = f"the optimizer {type(optimizer).__name__} keeps tensors beside its state"
+    return update
 
 
 def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
@@ -447,52 +439,23 @@ def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
             )
 
 
-class _NotElementwise(Exception):
-    """The message says why an optimizer stays as the task has built it."""
-
-
-def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: bool | None, is_kept: bool) -> Update:
-    """Builds an equal optimizer over the local shards. Raises _NotElementwise if that cannot be done."""
-    if declared is False:
-        raise _NotElementwise("the task says elementwise_optimizer = False")
-    owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    is_split = any(isinstance(parameter, DTensor) for parameter in owners)
-    if declared is None and is_kept and is_split:  # it would see neither the rates nor the state
-        raise _NotElementwise("the task keeps the optimizer that it built, so no other may take its place")
-    if not all(parameter.is_cpu for parameter in owners):
-        raise _NotElementwise("the optimizer has parameters that are not on a CPU")
-    if not declared and (why := why_not_elementwise(optimizer)):
-        raise _NotElementwise(why)
-    if not is_split:
-        pairs = [(parameter, parameter) for parameter in owners]
-        return Update(assembly, optimizer, pairs, is_rebuilt=True)
-    local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
-    groups = []
-    with torch.no_grad():
-        for settings, group in zip(settings_of_groups(optimizer), optimizer.param_groups, strict=True):
-            own_ones = [
-                take_attributes(nn.Parameter(local(parameter), requires_grad=parameter.requires_grad), parameter)
-                for parameter in group["params"]
-            ]
-            local_parameters += zip(own_ones, group["params"], strict=True)
-            groups.append({**settings, "params": own_ones})
-    try:
-        rebuilt = rebuild(type(optimizer), groups, optimizer.defaults)
-    except (ValueError, TypeError) as error:
-        raise _NotElementwise(f"the optimizer cannot be made again: {error}") from None
-    if any(
-        not _is_same_state(optimizer.state.get(parameter, {}), rebuilt.state.get(local_parameter, {}))
-        for local_parameter, parameter in local_parameters
-    ):
-        raise _NotElementwise("the optimizer has a state before the first step that its constructor does not make")
-    return Update(assembly, rebuilt, local_parameters, is_rebuilt=True)
-
-
-def _is_same_state(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return state.keys() == other.keys() and all(
-        torch.equal(local(value), other[key]) if isinstance(value, Tensor) else value == other[key]
-        for key, value in state.items()
-    )
+@torch.no_grad()
+def _put_on_shards(optimizer: Optimizer) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Give an optimizer this rank's local shards in place of the DTensors, in its groups and its state. Returns each
+    shard with its parameter."""
+    pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    for group in optimizer.param_groups:
+        shards = []
+        for parameter in group["params"]:
+            shard = nn.Parameter(local(parameter), requires_grad=parameter.requires_grad)
+            shards.append(take_attributes(shard, parameter))
+            if (state := optimizer.state.pop(parameter, None)) is not None:  # made by a constructor, as Adagrad's does
+                optimizer.state[shard] = {
+                    key: local(value) if isinstance(value, Tensor) else value for key, value in state.items()
+                }
+        pairs += zip(shards, group["params"], strict=True)
+        group["params"] = shards
+    return pairs
 
 
 def default_update(
@@ -515,14 +478,16 @@ def default_update(
             named.append((name, local_parameter))
     if groups is None:
         groups = default_groups(assembly.named_parameters(), settings)
-    optimizer, why = adamw(parameters_in(groups, named), settings, deterministic=deterministic), ""
-    if not isinstance(optimizer, DoubleBufferedAdamW):
-        why = (
-            "optimizer.fused is true"
-            if all(local_parameter.is_cpu for _, local_parameter in named)
-            else "the state is on a GPU"
-        )
-    return Update(assembly, optimizer, local_parameters, not_elementwise=why)
+    optimizer = adamw(parameters_in(groups, named), settings, deterministic=deterministic)
+    why_copies = "optimizer.fused is true" if optimizer.defaults["fused"] else ""
+    if not all(local_parameter.is_cpu for _, local_parameter in named):
+        why_copies = "the state is on a GPU"
+    return Update(assembly, optimizer, local_parameters, why_copies=why_copies, is_built_in=True)
+
+
+_TOGETHER_BYTES = 32 << 20
+"""The parameters of a larger model are updated one after the other on a CPU: the temporaries of all at once would be as
+large as the gradients."""
 
 
 def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:
@@ -538,13 +503,13 @@ def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, determin
     if fused == "auto":
         # The bits of fused updates differ from those of foreach updates.
         fused = not deterministic and all(parameter.is_cuda for parameter in parameters)
-    kind = DoubleBufferedAdamW if not fused and all(parameter.is_cpu for parameter in parameters) else AdamW
-    return kind(
+    is_together = any(p.is_cuda for p in parameters) or sum(p.nbytes for p in parameters) <= _TOGETHER_BYTES
+    return AdamW(
         list(groups),  # all, also without parameters: each stage of a pipeline has the same, perhaps all frozen
         lr=settings.lr,
         betas=betas,
         eps=settings.eps,
-        foreach=not fused,
+        foreach=is_together and not fused,
         fused=fused,
     )
 

@@ -52,16 +52,11 @@ class Requests:
     varies: bool = False
     """The model has run other blocks than in the pass before: the ranks keep its parameters whole, and repeat the
     step."""
-    agrees_on_buffers: bool = False
-    """A forward pass has changed a buffer for the first time: the ranks agree on it, and repeat the step."""
     lacks_round: bool = False
     """The round that the islands merge in next is not closed, or not read here."""
 
 
-_request_names = [field.name for field in fields(Requests)]
-_requests_of = attrgetter(*_request_names)
-_AGREES = 1 + _request_names.index("agrees_on_buffers")
-"""Its place among the words."""
+_requests_of = attrgetter(*(field.name for field in fields(Requests)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +86,8 @@ class Ballot:
     """Float64 of shape (n,), with the same n on every rank: this rank's share of the weights, if losses have any, and
     of the task's own metrics."""
     uses: Tensor | None = None
-    """Float64 of shape (n,), with the same n on every rank: 1 for each parameter that it has used."""
-    doubt: Tensor | None = None
-    """A bool scalar on the device: if true, `requests.agrees_on_buffers` holds, too."""
+    """Float64 of shape (n,), with the same n on every rank: 1 for each parameter that it has used, and numbers of its
+    buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +152,6 @@ def _head(ballot: Ballot, words: list[float], local_figures: list[float], rank: 
     Made in one go: each operation on a small tensor would take longer than all of the words."""
     loss, norm = float(ballot.loss_sum), float(ballot.squared_norm)
     local_figures[-1] = float(not math.isfinite(loss))
-    if ballot.doubt is not None and ballot.doubt:
-        words[_AGREES] = 1.0
     is_bad = float(not (math.isfinite(loss) and math.isfinite(norm)))
     # Zeros at all other ranks' indices: the sum leaves each figure as it is, infinities included.
     figures = [0.0] * (_NUM_FIGURES * world_size)
@@ -175,8 +167,6 @@ def _head_on_device(
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
     rest = to_device(torch.tensor([*words, *local_figures], dtype=torch.float64), norm.device)
     rest[-1] = (~torch.isfinite(loss)).double()
-    if ballot.doubt is not None:
-        rest[_AGREES] += ballot.doubt
     figures = norm.new_zeros(_NUM_FIGURES * world_size)
     figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = rest[len(words) :]
     return torch.cat([torch.stack([loss, norm, is_bad.double()]), rest[: len(words)], figures])

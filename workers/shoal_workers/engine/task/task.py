@@ -64,7 +64,7 @@ class Task(Protocol):
         build_optimizer(model: nn.Module, settings: dict) -> torch.optim.Optimizer
             Default: AdamW. `settings` is the spec's `optimizer` section. The parameters are DTensors at this point.
         elementwise_optimizer: bool | None = None
-            Whether that optimizer is pure and elementwise, if Shoal shall not find out itself: see docs/tasks.md.
+            Whether that optimizer is pure and elementwise. None means only if its class is known: see docs/tasks.md.
         deferred_init: bool = False
             Whether Shoal may draw the weights after it has split the model, from the distributions that build_model
             fills parameters with: then no worker holds the whole model. See docs/tasks.md.

@@ -14,7 +14,7 @@ from torch.optim import Adafactor, Muon
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.optimizers import _TORCH, NAMED, OptimizerSpec
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.step.elementwise import why_not_elementwise
+from shoal_workers.engine.step.elementwise import why_as_built
 from shoal_workers.engine.step.named_optimizer import named_optimizer
 from shoal_workers.engine.step.parameter_groups import freeze, groups_of_spec
 
@@ -103,7 +103,7 @@ def test_muon_has_the_matrices_that_are_no_embedding_and_what_a_group_says() -> 
 def test_all_but_those_of_whole_tensors_are_known_to_be_elementwise(name: str) -> None:
     optimizer, _ = _made(name=name)
     is_elementwise = OptimizerSpec(name=name).is_elementwise
-    assert bool(why_not_elementwise(optimizer)) is not is_elementwise is (name not in ("muon", "adafactor"))
+    assert bool(why_as_built(optimizer, is_split=True)) is not is_elementwise is (name not in ("muon", "adafactor"))
 
 
 class Own(torch.optim.SGD):

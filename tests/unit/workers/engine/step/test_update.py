@@ -64,6 +64,25 @@ def test_an_explicit_fused_setting_is_used() -> None:
     assert not _is_fused({"fused": False})
 
 
+@pytest.mark.parametrize("columns", [5, 3_000_000], ids=["all together", "one after the other"])
+def test_the_bits_do_not_depend_on_whether_parameters_are_updated_together(columns: int) -> None:
+    """As of all workers of a job, which have parts of different sizes."""
+    settings = OptimizerSpec(lr=0.02)
+    start = torch.randn(3, columns, generator=torch.Generator().manual_seed(1))
+    pieces, rows = [nn.Parameter(start.clone())], [nn.Parameter(row.clone()) for row in start]
+    optimizers = [adamw([{"params": parameters, "weight_decay": 0.1}], settings) for parameters in (pieces, rows)]
+    optimizers[1].param_groups[0]["foreach"] = True
+    for step in range(3):
+        gradient = torch.randn(3, columns, generator=torch.Generator().manual_seed(100 + step))
+        pieces[0].grad = gradient
+        for row, part in zip(rows, gradient, strict=True):
+            row.grad = part
+        for optimizer in optimizers:
+            optimizer.step()
+    assert optimizers[0].param_groups[0]["foreach"] is (columns == 5)
+    assert torch.equal(pieces[0], torch.stack(list(rows)))
+
+
 class _Keeping(SGD):
     """Calls `keep` of its test after each step."""
 
