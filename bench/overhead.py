@@ -7,7 +7,7 @@
     engine    `python -m shoal_workers.run` under torchrun: Shoal's loop without Ray, supervisor and service
     shoal     a job of a real `shoal serve` with its embedded cluster
 
-Both of Shoal's have `shard: none`, as tasks of users that fit have by default. With --sharded the planner decides.
+Both of Shoal's are plain, as a job on CPUs is by default if its state fits; --sharded shards them (`dp_shard: auto`).
 
 The four take turns, so that noise of the machine reaches all of them. A step's time is the median of the steps after
 warm-up. A ratio (throughput of Shoal, or of the engine, / throughput of plain or ddp) is the median over
@@ -47,7 +47,9 @@ def main() -> None:
         spec_path = Path(folder) / "spec.yaml"
         spec_path.write_text(yaml.safe_dump(spec))
         shoal_path = Path(folder) / "shoal.yaml"
-        shoal_path.write_text(yaml.safe_dump(spec if arguments.sharded else {**spec, "parallelism": {"shard": "none"}}))
+        # said, not left to the default: `engine` has no planner
+        parallelism = {"dp_shard": "auto"} if arguments.sharded else {"shard": "none"}
+        shoal_path.write_text(yaml.safe_dump({**spec, "parallelism": parallelism}))
         trials = []
         for number in range(arguments.trials):
             trial = {
@@ -83,7 +85,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--global-size", type=int, default=8, help="samples of 256 tokens per step")
     parser.add_argument("--micro-size", type=int, default=2)
-    parser.add_argument("--sharded", action="store_true", help="Shoal's layouts are planned")
+    parser.add_argument("--sharded", action="store_true", help="Shoal's state is sharded")
     return parser.parse_args()
 
 

@@ -157,6 +157,7 @@ def _spec(num_workers: int) -> dict[str, Any]:
         "checkpoint": {"every_steps": 1_000},
         "validation": {"samples": 0},
         "elasticity": {"min_workers": 1, "max_workers": num_workers},
+        "parallelism": {"dp_shard": "auto"},
         "retry": {"max_recoveries": 1_000_000},
     }
 

@@ -20,7 +20,7 @@ SPEC: dict[str, Any] = {"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"
 def test_the_client_gets_the_table_and_the_choice(service: Any) -> None:
     found = service.client.plan(SPEC, workers=4, top=3)
     assert (found.name, found.num_micro_batches, found.tokens_per_step) == ("job", 8, 32 * 256)
-    assert (found.choice.name, found.choice.num_idle) == ("fsdp4", 0)
+    assert (found.choice.name, found.choice.num_idle) == ("dp4", 0)
     assert len(found.ranking.predictions) == 3
     assert found.ranking.profile == "cpu"
     assert found.ranking.predictions[0].reasons[0] == "8 micro-batches over 4 ranks: 2 each"

@@ -95,7 +95,7 @@ def make_script(scenario: Scenario, steps: int | None = None) -> Script:
     spec = {**DEMO_SPEC, "stop": {"steps": steps}, "schedule": {**DEMO_SPEC["schedule"], "steps": steps}}
     match scenario:
         case Scenario.RECOVERY:
-            return Script(spec, ())
+            return Script({**spec, "parallelism": {"dp_shard": "auto"}}, ())
         case Scenario.RELAYOUT:
             changes: dict[str, Any] = {"name": "relayout", "parallelism": {"pp": 2, "tp": 2}}
             return Script({**spec, **changes}, ("pp2 x tp2", "fsdp3", "pp2 x tp2"))

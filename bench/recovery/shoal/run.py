@@ -27,11 +27,12 @@ _OVERLAP_STEPS = 60
 
 
 class ShoalRun:
-    """`settings` are sections of the spec that override the common workload."""
+    """`settings` are sections of the spec that override the common workload. The state is sharded, as that of the
+    peers."""
 
     def __init__(self, client: Client, params: Size, **settings: Any) -> None:
         self.client = client
-        spec = workload(steps=_STEPS, params=params)
+        spec = {**workload(steps=_STEPS, params=params), "parallelism": {"dp_shard": "auto"}}
         for section, values in settings.items():
             spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values
         self.id = client.submit(spec).id

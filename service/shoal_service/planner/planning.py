@@ -4,10 +4,12 @@ The attempt machine calls `plan` whenever a group forms, so it always has an ans
 it is the one that needs the least memory, and the reason says so. If the layout leaves ranks idle, the reason says why.
 
     a script                                      one replica per worker: it splits its own work
-    a task of the user's own                      plain replicas, unless the whole state does not fit
-    deterministic, or a model of unknown sizes    fully sharded
+    deterministic                                 fully sharded
     fixed degrees                                 used if they fit the world; else planned again, or idle ranks
-    workers without a GPU                         data axes while each worker has a micro-batch
+    workers without a GPU                         plain replicas if the whole state fits and each worker has a
+                                                  micro-batch; else data axes while each worker has one
+    a model of unknown sizes                      plain replicas without a GPU, until a worker has measured that the
+                                                  whole state does not fit; else fully sharded
     otherwise                                     the best of all legal layouts
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
 from shoal_service.core.layout_plan import Plan
+from shoal_service.planner.candidates import LEVELS
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
 from shoal_service.planner.memory import BytesPart, least_need, num_params_of
 from shoal_service.planner.ranking import (
@@ -37,7 +40,6 @@ from shoal_service.planner.shape import shape_of
 from shoal_service.planner.step_time import SecondsPart
 from shoal_workers.contract.checks.legality import (
     fixed_layout,
-    is_own_task,
     is_plain_by_default,
     loop_layout,
     violations,
@@ -183,12 +185,34 @@ def _best(
         return _plan_unknown_size(spec, world_size, refused)
     if not tp_may_cross:
         profile = on_nodes(profile, racks)
+    if world_size == 1:  # with one worker nothing can be sharded
+        refused = tuple(layout for layout in refused if layout.shard is not ShardLevel.NONE)
     task = Task(spec, shape, profile, racks=racks, tp_may_cross=tp_may_cross, refused=refused)
+    table = None
     if prefers_data_axes(profile, world_size, spec.batch.num_micro_batches):
-        sharded = _sharded_only(predict_layouts(task, [world_size]), world_size)
-        if len(sharded) and sharded.num_fitting:
-            return _with_rivals(sharded, sharded.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
-    return _plan_worlds(task, world_size)
+        table = _on_data_axes(predict_layouts(task, [world_size]), world_size)
+    if table is not None and table.num_fitting:
+        planned = _with_rivals(table, table.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
+    else:
+        planned = _plan_worlds(task, world_size)
+    why = "" if planned.layout.shard is ShardLevel.NONE else _why_split(task, world_size)
+    return replace(planned, reason=f"{planned.reason}; {why}") if why else planned
+
+
+def _why_split(task: Task, world_size: int) -> str:
+    """Return why the workers of a job on CPUs do not have the whole state; empty if there is one worker, or the spec
+    fixes degrees."""
+    spec, num_micro_batches = task.spec, task.spec.batch.num_micro_batches
+    if task.profile.kind is DeviceKind.GPU or world_size == 1 or spec.parallelism != "auto":
+        return ""
+    reasons = list(why_not_plain(spec))
+    if not reasons and world_size > num_micro_batches:
+        reasons = [f"the {world_size} workers are more than the {num_micro_batches} micro-batches of a step"]
+    elif not reasons:
+        whole = replace(task, fixed=ParallelismSpec(shard=ShardLevel.NONE), refused=())
+        need = predict_layouts(whole, [world_size]).least_memory().memory_bytes
+        reasons = [f"the whole state does not fit on each worker, where it needs {need / GIB:.2f} GiB"]
+    return f"split since {' and '.join(reasons)}"
 
 
 def on_nodes(profile: HardwareProfile, racks: Racks) -> HardwareProfile:
@@ -273,8 +297,8 @@ def _plan_as_requested(
 
 
 def _plan_unknown_size(spec: JobSpec, world_size: int, refused: tuple[Layout, ...]) -> Plan:
-    """Plain for a task of the user's own, until a worker has measured that its whole state does not fit. The host
-    memory is the least that the job needs, so that of shards."""
+    """Plain where that is the default, until a worker has measured that the whole state does not fit. The host memory
+    is the least that the job needs, so that of shards."""
     why = "the sizes of the model are unknown"
     ranks = min(world_size, spec.batch.num_micro_batches)
     if is_plain_by_default(spec):
@@ -282,7 +306,7 @@ def _plan_unknown_size(spec: JobSpec, world_size: int, refused: tuple[Layout, ..
             sharded = _fully_sharded(spec, world_size, Preference.PLAIN, PLAIN)
             return replace(sharded, layout=plain(ranks))
         why = "the whole state does not fit on each worker"
-    elif is_own_task(spec) and (reasons := list(why_not_plain(spec))):
+    elif reasons := list(why_not_plain(spec)):
         why += f", and {' and '.join(reasons)}"
     return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, why)
 
@@ -296,9 +320,12 @@ def _fully_sharded(spec: JobSpec, world_size: int, rule: Preference, why: str) -
     return Plan(layout, reason, host=least_need(spec, layout, num_params_of(spec) if shape is None else shape.params))
 
 
-def _sharded_only(table: LayoutTable, world_size: int) -> LayoutTable:
+def _on_data_axes(table: LayoutTable, world_size: int) -> LayoutTable:
+    """Plain replicas, and those that shard over all ranks."""
     columns = table.columns
-    return select_layouts(table, (columns.dp_shard == world_size) & (columns.ep == 1) & (columns.recompute == 0))
+    is_plain = columns.level == LEVELS.index(ShardLevel.NONE)
+    is_data_axis = is_plain | (columns.dp_shard == world_size) & (columns.ep == 1)
+    return select_layouts(table, is_data_axis & (columns.recompute == 0))
 
 
 def _with_rivals(table: LayoutTable, best: Prediction, world_size: int, rule: str) -> Plan:

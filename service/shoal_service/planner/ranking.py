@@ -32,7 +32,7 @@ from shoal_service.planner.shape import ModelShape
 from shoal_service.planner.stack import SHOAL, Stack
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract import Frozen, JobSpec, Precision, plan_of
-from shoal_workers.contract.checks.legality import LegalDegrees, legal_degrees
+from shoal_workers.contract.checks.legality import LegalDegrees, is_plain_by_default, legal_degrees
 from shoal_workers.contract.layout import AXES, PLANNED_AXES, Layout, ParallelismSpec, Recompute, ShardLevel
 
 _EQUAL = 0.03
@@ -153,6 +153,15 @@ class Task:
         reduction = self.spec.reduce_precision
         return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, stack, reduction)
 
+    @property
+    def may_be_plain(self) -> bool:
+        """Every worker may have the whole state: it is asked for, or it is the default and no worker has measured that
+        it does not fit."""
+        if self.fixed is not None:
+            return self.fixed.shard is ShardLevel.NONE
+        is_refused = any(layout.shard is ShardLevel.NONE for layout in self.refused)
+        return self.profile.kind is DeviceKind.CPU and is_plain_by_default(self.spec) and not is_refused
+
     def limits(self) -> Limits:
         degrees = self._degrees()
         nodes = tuple(size for rack in self.racks for size in rack)
@@ -164,7 +173,7 @@ class Task:
             self.fixed,
             nodes,
             self.tp_may_cross,
-            may_be_plain=self.fixed is not None and self.fixed.shard is ShardLevel.NONE,
+            may_be_plain=self.may_be_plain,
             refused=tuple(layout.features for layout in self.refused),
             folds_experts=self.is_hypothetical,
         )
@@ -322,7 +331,8 @@ def predict_columns(task: Task, columns: Candidates) -> LayoutTable:
 
 
 def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndarray) -> np.ndarray:
-    """FITS_FIRST, FASTEST, SIMPLEST_OF_EQUALS; then the degrees, so that equal input always gives the same order."""
+    """FITS_FIRST, PLAIN, FASTEST, SIMPLEST_OF_EQUALS; then the degrees, so that equal input always gives the same
+    order."""
     if not len(columns):
         return np.zeros(0, np.int64)
     axes = sum((getattr(columns, axis) > 1).astype(np.int64) for axis in AXES if axis != "dp_shard")
@@ -339,6 +349,7 @@ def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndar
         columns.level,
         axes,
         np.where(fits, coarse, num_bytes),
+        ~(fits & (columns.level == LEVELS.index(ShardLevel.NONE))),
         ~fits,
     )
     return np.lexsort(most_urgent_last)

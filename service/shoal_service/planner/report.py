@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
+from shoal_service.core.layout_plan import HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.holding import find_holding
@@ -18,8 +19,8 @@ from shoal_service.planner.memory import count_local_copies, gpu_host_bytes
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.ranking import LayoutTable, Prediction, Ranking, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
-from shoal_workers.contract.checks.legality import violations
-from shoal_workers.contract.layout import AXES, PLANNED_AXES, ParallelismSpec, Recompute
+from shoal_workers.contract.checks.legality import is_plain_by_default, violations
+from shoal_workers.contract.layout import AXES, PLANNED_AXES, ParallelismSpec, Recompute, ShardLevel
 from shoal_workers.contract.spec import JobSpec, plan_of
 
 _MOST_RANKS = 65_536
@@ -190,8 +191,17 @@ def memory_note(spec: JobSpec, nodes: Iterable[tuple[float, float, float]], prof
     """Says that `elasticity.max_workers` workers do not fit into the memory of the nodes that are there at submit; "":
     they do, or the need is not known. `nodes`: CPUs, GPUs and the GiB that Ray counts, of each; the largest are filled
     first. What buddies keep on a node is not counted, since it is not known yet who they are."""
-    need, left = plan(spec, spec.elasticity.max_workers, profile).host, spec.elasticity.max_workers
-    full = []
+    most, nodes = spec.elasticity.max_workers, list(nodes)
+    planned = plan(spec, most, profile)
+    note = _memory_note(spec, nodes, planned.host)
+    if note and planned.layout.shard is ShardLevel.NONE and is_plain_by_default(spec):
+        # a group of shards follows whose machines have no room for plain replicas
+        return _memory_note(spec, nodes, plan(spec, most, profile, (), (planned.layout,)).host)
+    return note
+
+
+def _memory_note(spec: JobSpec, nodes: Iterable[tuple[float, float, float]], need: HostNeed) -> str:
+    left, full = spec.elasticity.max_workers, []
     for room, gib in sorted(((_room(spec, cpus, gpus), gib) for cpus, gpus, gib in nodes), reverse=True):
         number = min(left, room)
         left -= number

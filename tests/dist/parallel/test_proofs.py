@@ -113,6 +113,26 @@ def test_what_is_carried_in_one_mode_only_is_refused_in_it(
     assert proof["outcome"] == "refused" and "changes 'number' of the task" in proof["words"], proof
 
 
+MUON: dict[str, Any] = {"model": {"dim": 96}, "batch": {"global_size": 4, "micro_size": 1}, "stop": {"steps": 3}}
+WHOLE = [{"dp_replicate": 2, "shard": "none"}]
+
+
+def test_an_update_that_enlarges_the_rounding_of_gradients_is_compared_with_what_it_does_to_that(
+    prove: Callable[..., Any],
+) -> None:
+    """Muon orthogonalises in bf16: a last bit of a gradient changes a percent of its update."""
+    proof = prove({**MUON, "task": "own_optimizers:Orthogonal"}, WHOLE)["dp2"]
+    assert proof["outcome"] == "proven", proof
+    proof = prove({**MUON, "task": "tiny_tasks:Counting", "optimizer": {"name": "muon"}}, [{"dp_shard": 2}])["fsdp2"]
+    assert proof["outcome"] == "proven", proof
+
+
+def test_a_step_that_is_another_one_on_shards_is_refused_with_the_way_out(prove: Callable[..., Any]) -> None:
+    proof = prove({**MUON, "task": "own_optimizers:OrthogonalByShard"}, [{"dp_shard": 2}])["fsdp2"]
+    assert proof["outcome"] == "refused", proof
+    assert "differs after an update by" in proof["words"] and "Set parallelism: {shard: none}" in proof["words"]
+
+
 def test_a_job_with_a_wrong_layout_ends_in_one_sentence_before_its_first_step_and_remembers_it(tmp_path: Path) -> None:
     spec = {**spec_of("pool"), "parallelism": {"cp": 2}, "elasticity": {"max_workers": 2}, "validation": {"samples": 0}}
     (tmp_path / "spec.yaml").write_text(json.dumps(spec))

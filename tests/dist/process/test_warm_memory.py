@@ -128,3 +128,18 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([warm_python(), "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert int(done.stdout) < 1 << 20, "in KiB; all would be 4 GiB, or half of what the machine has to spare"
+
+
+def test_touching_stops_when_others_have_taken_the_memory() -> None:
+    """Half of what was left is gone at the second look, taken by another worker, say."""
+    program = """
+import resource
+from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
+keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+left = iter([1 << 40, 1 << 40, 1 << 39])
+MemoryToucher(128 << 20, lambda: next(left)).finish()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([warm_python(), "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert 30 << 10 < int(done.stdout) < 40 << 10, "in KiB: sixteen blocks of 2 MiB, of 128"

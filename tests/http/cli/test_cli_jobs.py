@@ -195,7 +195,7 @@ def test_scale_prints_the_workers_and_the_layout_that_will_be(shoal: Any, servic
     service.train(job)
     ran = shoal("scale", job.id, "--max", "2")
     assert "4 -> 2 at the next step boundary; no step is lost (min 2, max 2, standby 0)" in ran.out
-    assert "fsdp4 -> fsdp2 at the next step boundary" in ran.out
+    assert "fsdp4 -> dp2 at the next step boundary" in ran.out
 
 
 def test_relayout_prints_the_layout_that_will_be_and_why(shoal: Any, service: Any) -> None:

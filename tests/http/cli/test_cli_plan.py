@@ -33,7 +33,7 @@ def test_json_lists_the_number_of_layouts_given_by_top(offline: Any, spec_file: 
     found = offline(
         "plan", str(spec_file), "--workers", "3", "--top", "2", "--json", "--state-dir", str(tmp_path)
     ).json()
-    assert found["choice"]["name"] == "fsdp3"
+    assert found["choice"]["name"] == "dp3"
     assert len(found["ranking"]["predictions"]) == 2
 
 

@@ -119,6 +119,19 @@ class Denied(Own):
     elementwise_optimizer = False
 
 
+class Orthogonal(Counting):
+    """torch's Muon of every matrix."""
+
+    def build_optimizer(self, model, settings):
+        return torch.optim.Muon([one for one in model.parameters() if one.ndim == 2], lr=settings["lr"])
+
+
+class OrthogonalByShard(Orthogonal):
+    """What is said of it is wrong: shards are orthogonalised one by one."""
+
+    elementwise_optimizer = True
+
+
 class Promised(Own):
     elementwise_optimizer = True
 

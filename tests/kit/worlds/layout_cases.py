@@ -5,7 +5,8 @@
                  sharding, every context method; recomputation varies with them. The lists have different lengths, so
                  that over the matrix each choice is combined with each other. Experts on 8 ranks: two variants
     typical      for both models: each axis alone, each pair of axes, each schedule
-    sample       of the typical ones each axis alone, each schedule, and a seventh of the others, for `make test`
+    sample       of the typical ones each axis alone, each schedule, and a seventh of the others, for `make test`; and
+                 plain replicas, which jobs on CPUs have by default
 
 All degrees up to 8, also 3, divide the models' sizes, except for the vocabulary (257), which none divides. They
 are as shallow as the pipeline allows, and a step has as few micro-batches as ranks and schedule allow, since eight
@@ -21,7 +22,7 @@ from typing import Any
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.language_model import LM_TASK
-from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel, plain
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec, plan_of
 
@@ -92,7 +93,7 @@ class Case:
         layout = self.layout
         words = [self.model, layout.describe().replace(" ", "")]
         words += [layout.schedule.value, "-".join(map(str, layout.stages))] if layout.pp > 1 else []
-        words += [layout.shard.value] if layout.dp_shard > 1 else []
+        words += [layout.shard.value] if layout.dp_shard > 1 or layout.shard is ShardLevel.NONE else []
         words += [layout.context.value] if layout.cp > 1 else []
         words += [f"recompute_{layout.recompute}"] if layout.recompute is not Recompute.NONE else []
         words += [self.precision] if self.precision != "fp32" else []
@@ -124,7 +125,8 @@ def sample() -> list[Case]:
     schedules = {case.layout.schedule: case for case in cases if case.layout.pp > 1}
     first = {*alone.values(), *schedules.values()}
     others = [case for case in cases if case not in first]
-    return [*sorted(first, key=cases.index), *others[::7]]
+    whole = [Case(model, plain(3)) for model in ("dense", "experts")]
+    return [*sorted(first, key=cases.index), *others[::7], *whole]
 
 
 def typical() -> list[Case]:
@@ -159,6 +161,8 @@ def _cases(model: str) -> Iterator[Case]:
     for turn, product in enumerate(product for world in WORLDS for product in products(model, world)):
         for layout in _variants(model, product, turn):
             yield Case(model, layout)
+    for world in WORLDS if model != "deep" else ():
+        yield Case(model, plain(world))
 
 
 def products(model: str, world: int) -> Iterator[Layout]:

@@ -73,6 +73,8 @@ from shoal_service.core.hardware_profile import GIB, Racks
 from shoal_service.core.layout_plan import HostNeed, Plan, PlanLayout
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract import Layout, Placement, SnapshotServer, WorkerInfo
+from shoal_workers.contract.checks.legality import is_plain_by_default
+from shoal_workers.contract.layout import ShardLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +94,21 @@ class Choice:
 
 def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout) -> Choice:
     """Choose the workers, the layout and the rank order of the next group. `usual`: its workers in the usual order; the
-    layout may use fewer."""
+    layout may use fewer. Plain replicas that do not fit into the memory of the machines are followed by shards, if the
+    spec leaves the choice to the planner."""
     known = {worker.index for worker in usual}
     spares = [worker for worker in candidates(state, now) if worker.index not in known]
     racks, refused = racks_of([*usual, *spares]), state.history.refused_layouts
-    best = plan(state.target.spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
+    spec = state.target.spec
+    best = plan(spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
     chosen = _preferred(state, best)
     choice = _placed(state, chosen, best, usual, spares)
-    return choice if chosen is best or not choice.refusal else _placed(state, best, best, usual, spares)
+    if choice.refusal and chosen is not best:
+        choice = _placed(state, best, best, usual, spares)
+    if choice.refusal and best.layout.shard is ShardLevel.NONE and is_plain_by_default(spec):
+        sharded = plan(spec, len(usual), state.config.profile, racks, (*refused, best.layout))
+        return _placed(state, sharded, sharded, usual, spares)
+    return choice
 
 
 def _preferred(state: Attempt, best: Plan) -> Plan:

@@ -33,7 +33,9 @@ def make_world(
 ) -> World:
     is_script = "script" in spec
     elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
-    task = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}}
+    task: dict[str, Any] = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}}
+    if "task" not in spec:
+        task["precision"] = "bf16"  # so the state is sharded: plain replicas would need no parts of others
     document = {**({} if is_script else task), **spec}
     document.setdefault("health", {"hang_floor_s": 3600.0})  # tests of other things may let time pass
     if not is_script:

@@ -199,6 +199,7 @@ MIB = 1 << 20
 SMALL = {"dim": 1024, "num_layers": 8, "num_heads": 8, "seq_len": 64}
 """101 M parameters."""
 BATCH = {"global_size": 8, "micro_size": 1}
+SHARDED: dict[str, Any] = {"parallelism": {"dp_shard": "auto"}}
 
 
 def test_on_a_cpu_the_state_is_there_twice_and_a_buddy_has_two_copies(job: Any) -> None:
@@ -231,7 +232,7 @@ def test_a_task_that_builds_its_model_in_each_worker_needs_all_of_it(job: Any) -
 
 def test_snapshots_are_a_part_of_the_memory_that_a_layout_needs(job: Any) -> None:
     sizes = {
-        enabled: rank(job(SMALL, batch=BATCH, snapshot={"enabled": enabled}), 4, top=1).predictions[0]
+        enabled: rank(job(SMALL, batch=BATCH, snapshot={"enabled": enabled}, **SHARDED), 4, top=1).predictions[0]
         for enabled in (True, False)
     }
     assert sizes[True].bytes["snapshots"] == pytest.approx(12 * 101e6 / 4, rel=0.02)
@@ -262,7 +263,7 @@ def test_a_task_whose_whole_model_exceeds_the_workers_memory_is_refused() -> Non
 
 
 def test_at_submit_a_node_that_is_too_small_for_the_workers_on_it_is_noted(job: Any) -> None:
-    spec = job(SMALL, batch=BATCH, elasticity={"max_workers": 4})
+    spec = job(SMALL, batch=BATCH, elasticity={"max_workers": 4}, **SHARDED)
     need = plan(spec, 4).host
     two, three, four = (need.of(number) / (1 << 30) for number in (2, 3, 4))
     assert memory_note(spec, [(4.0, 0.0, four + 0.1)], None) == ""
@@ -270,6 +271,14 @@ def test_at_submit_a_node_that_is_too_small_for_the_workers_on_it_is_noted(job: 
     words = memory_note(spec, [(2.0, 0.0, two + 0.1), (3.0, 0.0, two + 0.1)], None)
     assert words.startswith(f"For 3 workers on one node the planner predicts {three:,.1f} GiB (process 0.3 + 3 x ")
     assert memory_note(job(task="mine:Task", data={}, elasticity={"max_workers": 4}), [(4.0, 0.0, 0.1)], None) == ""
+
+
+def test_at_submit_a_node_without_room_for_plain_replicas_is_noted_only_if_it_has_none_for_shards(job: Any) -> None:
+    spec = job(SMALL, batch=BATCH, elasticity={"max_workers": 4})
+    shards = plan(job(SMALL, batch=BATCH, elasticity={"max_workers": 4}, **SHARDED), 4).host.of(4) / (1 << 30)
+    assert plan(spec, 4).host.of(4) / (1 << 30) > shards + 0.2
+    assert memory_note(spec, [(4.0, 0.0, shards + 0.1)], None) == ""
+    assert f"is {shards:,.1f} GiB" in memory_note(spec, [(4.0, 0.0, shards - 0.1)], None)
 
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"

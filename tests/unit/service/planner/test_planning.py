@@ -18,13 +18,51 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, ParallelismSpec, Recompute, Schedule, ShardLevel, plain
 from shoal_workers.contract.spec import JobSpec, plan_of
 
+LARGE: dict[str, Any] = {"dim": 1024, "num_layers": 8, "num_heads": 8, "seq_len": 64}
+ONE_EACH = {"global_size": 8, "micro_size": 1}
+
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
-def test_a_cpu_job_stays_fully_on_the_sharded_axis(job: Any, world: int) -> None:
+def test_a_job_on_cpus_is_plain_at_every_world_size(job: Any, world: int) -> None:
     layout, reason = _planned(job(elasticity={"max_workers": 8}), world)
+    assert layout == plain(world)
+    assert reason.startswith(f"8 micro-batches over {world} ranks: {-(-8 // world)} each")
+    assert "; plain: every worker has the whole state and trains the task's own module" in reason
+
+
+@pytest.mark.parametrize("world", [2, 3, 5, 8])
+def test_a_job_on_cpus_that_cannot_be_plain_stays_fully_on_the_sharded_axis(job: Any, world: int) -> None:
+    layout, reason = _planned(job(elasticity={"max_workers": 8}, precision="bf16"), world)
     assert layout == Layout(dp_shard=world, shard=ShardLevel.OPTIMIZER)
     assert reason.startswith(f"8 micro-batches over {world} ranks: {-(-8 // world)} each")
-    assert "data_axes_on_cpu" in reason
+    assert "; data_axes_on_cpu; " in reason and "; split since precision is bf16, to which FSDP2 casts" in reason
+
+
+def test_a_whole_state_that_is_predicted_not_to_fit_is_sharded_from_the_start(job: Any) -> None:
+    spec = job(LARGE, batch=ONE_EACH, elasticity={"max_workers": 8}, worker={"memory_gib": 2})
+    whole = rank(spec.model_copy(update={"parallelism": ParallelismSpec(shard=ShardLevel.NONE)}), 4).predictions[0]
+    assert not whole.fits
+    layout, reason = _planned(spec, 4)
+    assert layout.dp_shard == 4
+    needed = f"{whole.memory_bytes / (1 << 30):.2f} GiB"
+    assert f"split since the whole state does not fit on each worker, where it needs {needed}" in reason
+
+
+def test_a_whole_state_of_known_size_that_a_worker_has_refused_is_sharded(job: Any) -> None:
+    spec = job(elasticity={"max_workers": 8})
+    for world in (2, 3, 8):
+        planned = plan(spec, world, None, (), (plain(3),))
+        assert planned.layout.dp_shard == world and planned.fits
+        assert "split since the whole state does not fit on each worker" in planned.reason
+    assert plan(spec, 1, None, (), (plain(3),)).layout == plain(1)
+
+
+def test_workers_without_a_micro_batch_split_the_model_if_that_is_faster(job: Any) -> None:
+    spec = job(LARGE, batch={"global_size": 2, "micro_size": 1}, elasticity={"max_workers": 8})
+    assert plan(spec, 2).layout == plain(2)
+    layout, reason = _planned(spec, 4)
+    assert layout.world_size == 4 and layout.planned_axes
+    assert reason.endswith("; split since the 4 workers are more than the 2 micro-batches of a step")
 
 
 def test_padding_is_counted(job: Any) -> None:
@@ -32,13 +70,10 @@ def test_padding_is_counted(job: Any) -> None:
 
 
 def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
-    model = {"dim": 1024, "num_layers": 8, "num_heads": 8, "seq_len": 64}
-    batch = {"global_size": 8, "micro_size": 1}
-
     def level(memory_gib: float) -> Any:
-        limit, snapshot = {"memory_gib": memory_gib}, {"enabled": False}
-        spec = job(model, batch=batch, elasticity={"max_workers": 8}, worker=limit, snapshot=snapshot)
-        return plan(spec, 4).layout
+        limit, shards, snapshot = {"memory_gib": memory_gib}, {"dp_shard": "auto"}, {"enabled": False}
+        sections = {"batch": ONE_EACH, "elasticity": {"max_workers": 8}, "parallelism": shards, "snapshot": snapshot}
+        return plan(job(LARGE, worker=limit, **sections), 4).layout
 
     assert level(8).shard is ShardLevel.OPTIMIZER
     assert level(1.5).shard is ShardLevel.GRADIENTS
@@ -47,14 +82,20 @@ def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
 
 
 def test_levels_that_the_prediction_cannot_tell_apart_are_rivals(job: Any) -> None:
-    known = plan(job(elasticity={"max_workers": 8}), 4)
+    sharded = {"elasticity": {"max_workers": 8}, "precision": "bf16"}
+    known = plan(job(**sharded), 4)
     others = {ShardLevel.GRADIENTS, ShardLevel.FULL}
     assert {rival.layout.shard for rival in known.rivals} <= others and known.rivals
     assert all(rival.layout.model_copy(update={"shard": known.layout.shard}) == known.layout for rival in known.rivals)
     assert all(rival.fits and rival.reason.startswith("measured: ") for rival in known.rivals)
-    for without in ({"deterministic": True}, {"parallelism": {"dp_shard": 4}}, {"task": "mine:Task", "data": {}}):
-        assert plan(job(elasticity={"max_workers": 8}, **without), 4).rivals == ()
-    assert plan(job(elasticity={"max_workers": 8}), 1).rivals == ()
+    for without in (
+        {"deterministic": True},
+        {"parallelism": {"dp_shard": 4}},
+        {"task": "mine:Task", "data": {}},
+        {"precision": "fp32"},
+    ):
+        assert plan(job(**{**sharded, **without}), 4).rivals == ()
+    assert plan(job(**sharded), 1).rivals == ()
 
 
 def test_deterministic_jobs_and_unknown_models_with_a_precision_are_fully_sharded(job: Any) -> None:

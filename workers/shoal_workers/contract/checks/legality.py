@@ -150,18 +150,10 @@ def why_not_plain(spec: JobSpec) -> list[str]:
 
 
 def is_plain_by_default(spec: JobSpec) -> bool:
-    """Return whether workers train the task's own module, as long as its whole state fits: a task of the user's own on
-    CPUs, whose spec fixes no layout and has no setting that plain replicas lack."""
-    is_free = spec.parallelism == "auto" and not spec.worker.gpus
-    return is_free and is_own_task(spec) and not any(why_not_plain(spec))
-
-
-def is_own_task(spec: JobSpec) -> bool:
-    """Return whether the task is a class of the user's own."""
-    return spec.program is None and not spec.task.startswith(_BUILT_IN_TASKS)
-
-
-_BUILT_IN_TASKS = "shoal_workers.tasks."
+    """Return whether workers train the task's own module, as long as its whole state fits: a task on CPUs, whose spec
+    fixes no layout and has no setting that plain replicas lack."""
+    is_free = spec.program is None and spec.parallelism == "auto" and not spec.worker.gpus
+    return is_free and not any(why_not_plain(spec))
 
 
 def may_write_parameters(layout: Layout, spec: JobSpec) -> bool:

@@ -1,9 +1,11 @@
-"""Refuses plain replicas whose whole state does not fit: the planner does not know the size of a user's own task.
+"""Refuses plain replicas whose whole state does not fit: the planner does not know the size of a user's own task, nor
+what other programs have left of a host's memory.
 
     needed by a worker     parameters, gradients and their buckets, two moments of each trained parameter; and twice
                            what snapshots keep of them. Nothing if it has the model of the generation before
-    may be used            half of the memory that is left on the host, or of `worker.memory_gib`, for all of its
-                           workers together: the other half is for activations, data and whatever was not counted
+    may be used            half of the memory that is left on the host, or of the `worker.memory_gib` of its workers,
+                           for all of them together: the other half is for activations, data and whatever was not
+                           counted
 
 All ranks get the same answer, before anything of the state beside the model has been allocated. Another group follows,
 whose layout is sharded. Where the spec asks for `shard: none`, nothing is refused. Called by `TaskProgram`.
@@ -12,6 +14,7 @@ whose layout is sharded. Where the spec asks for `shard: none`, nothing is refus
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 
 from torch import nn
 
@@ -45,8 +48,8 @@ def refuse_if_too_large(generation: Generation, group: Group, host: str, model: 
     if layout.shard is not ShardLevel.NONE or layout.world_size == 1 or not is_plain_by_default(spec):
         return
     needed = 0 if model is None else bytes_needed(model, spec)
-    left = min(available_bytes(), round(spec.worker.memory_gib * _GIB) or available_bytes())
-    reason = group.decide("whole state", f"{host} {needed} {left}", decide)
+    limit = round(spec.worker.memory_gib * _GIB)
+    reason = group.decide("whole state", f"{host} {needed} {available_bytes()}", partial(decide, worker_bytes=limit))
     if reason:
         raise LayoutRefused(LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=reason))
 
@@ -60,9 +63,13 @@ def bytes_needed(model: nn.Module, spec: JobSpec) -> int:
     return state + gradients + _SNAPSHOTS * state * spec.snapshot.enabled
 
 
-def decide(texts: list[str]) -> str:
-    """Return why the whole state does not fit; empty if it does. `texts`: of each rank its host, the bytes that it
-    needs, and those that are left there."""
+def decide(texts: list[str], worker_bytes: int = 0) -> str:
+    """Return why the whole state does not fit; empty if it does.
+
+    Args:
+        texts: of each rank its host, the bytes that it needs, and those that are left there.
+        worker_bytes: what one worker may use; 0 if it has no limit.
+    """
     needed: dict[str, int] = defaultdict(int)
     left: dict[str, int] = {}
     num_workers: dict[str, int] = defaultdict(int)
@@ -71,9 +78,10 @@ def decide(texts: list[str]) -> str:
         needed[host] += int(more)
         left[host] = min(left.get(host, int(there)), int(there))
     for host, num_bytes in needed.items():
-        if num_bytes > _USABLE * left[host]:
+        room = min(left[host], num_workers[host] * worker_bytes or left[host])
+        if num_bytes > _USABLE * room:
             return (
                 f"the whole state of the model does not fit on each worker: {num_workers[host]} on {host} need "
-                f"{num_bytes / _GIB:,.2f} GiB, and half of {left[host] / _GIB:,.2f} GiB may be used"
+                f"{num_bytes / _GIB:,.2f} GiB, and half of {room / _GIB:,.2f} GiB may be used"
             )
     return ""

@@ -26,6 +26,7 @@ import ctypes
 import mmap
 import platform
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -40,6 +41,8 @@ _BLOCK_BYTES = 2 << 20
 """Below the threshold, so glibc takes each block from the memory that it keeps."""
 _MAX_BYTES = 4 << 30
 """Takes some seconds to touch."""
+_CHECKED_EVERY = 16
+"""Blocks between two looks at the memory that is left, which take as long as a fifth of a block."""
 _SPREAD = 2
 """A freed block does not always have the size that is needed next, so this multiple of the peak is touched."""
 
@@ -65,11 +68,14 @@ def return_freed_memory() -> None:
 class MemoryToucher:
     """Touches memory on a thread of its own, and keeps it, for a worker that needs `num_bytes` at its peak.
 
-    Used after `keep_freed_memory`. Touches at most half of the memory that the machine and the cgroups of this process
-    have left, so that a standby does not displace other processes. The worker must do nothing else while it runs.
+    Used after `keep_freed_memory`. Stops when the machine or the cgroups of this process have half of the memory left
+    that they had at first, so that a standby does not displace other processes, nor the workers of a machine each
+    other. The worker must do nothing else while it runs.
     """
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, left: Callable[[], int] = available_bytes) -> None:
+        """`left`: returns the memory that this process may still take, in bytes."""
+        self._left = left
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._touch, args=(num_bytes,), name="shoal-memory", daemon=True)
         self._thread.start()
@@ -86,9 +92,12 @@ class MemoryToucher:
     def _touch(self, num_bytes: int) -> None:
         if platform.libc_ver()[0] != "glibc":
             return
-        num_blocks = min(_SPREAD * num_bytes, _MAX_BYTES, available_bytes() // 2) // _BLOCK_BYTES
+        least_left = self._left() // 2
+        num_blocks = min(_SPREAD * num_bytes, _MAX_BYTES) // _BLOCK_BYTES
         blocks: list[torch.Tensor] = []
         while len(blocks) < num_blocks and not self._enough.is_set():
+            if len(blocks) % _CHECKED_EVERY == 0 and self._left() <= least_left:
+                return
             block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
             block[:: mmap.PAGESIZE] = 0
             blocks.append(block)

@@ -66,6 +66,13 @@ class PlainStep:
                 differences[name] = norm(value - counterpart) / (norm(value) or 1.0)
         return differences
 
+    def update_differs_from(self, other: PlainStep) -> float:
+        """The largest difference of a parameter after the same step with other roundings, relative to `scales`."""
+        differences = (
+            norm(self.tensors[name] - other.tensors[name]) / (scale or 1.0) for name, scale in self.scales.items()
+        )
+        return max(differences, default=0.0)
+
     @property
     def whole(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """All tensors."""
@@ -77,10 +84,18 @@ FLOOR = 1e-3
 rounding. Likewise for what changes in a parameter. In types of fewer bits than fp32 it is their rounding."""
 
 
+ROUNDING = 1e-5
+"""Relative difference of the gradients of right layouts, at most: each sums in an order of its own."""
+
+
 class PlainLoop:
-    def __init__(self, generation: Generation, model: nn.Module, batches: Batches) -> None:
-        """`generation`: of a proof, see `proof_context`. Consumes the model."""
+    def __init__(
+        self, generation: Generation, model: nn.Module, batches: Batches, *, rounds_otherwise: bool = False
+    ) -> None:
+        """`generation`: of a proof, see `proof_context`. Consumes the model. `rounds_otherwise`: the gradients that an
+        update gets differ by ROUNDING."""
         self._generation = generation
+        self._rounds_otherwise = rounds_otherwise
         self._model = model
         self._batches = batches
         task, layout = generation.task, fully_sharded(1)
@@ -115,6 +130,9 @@ class PlainLoop:
         for gradient in present.values():
             gradient.div_(weight or 1.0)
         total = float(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip_norm or torch.inf))
+        if self._rounds_otherwise:
+            for gradient in present.values():
+                gradient.mul_(1 + ROUNDING * torch.randn_like(gradient))
         move_biases(model)
         buffers.apply()
         seed_everything(

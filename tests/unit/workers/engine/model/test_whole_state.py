@@ -28,6 +28,12 @@ def test_the_workers_of_a_host_share_half_of_what_is_left_there(texts: list[str]
     assert refused in found and bool(found) == bool(refused)
 
 
+def test_each_worker_of_a_host_may_use_half_of_its_own_limit() -> None:
+    texts = [f"a {GIB} {8 * GIB}", f"a {GIB} {8 * GIB}"]
+    assert decide(texts, 2 * GIB) == ""
+    assert "2 on a need 2.00 GiB, and half of 3.00 GiB may be used" in decide(texts, 3 * GIB // 2)
+
+
 @pytest.mark.parametrize(("snapshots", "per_weight"), [(True, 4 * (3 * 3 + 2)), (False, 4 * (3 + 2))])
 def test_frozen_parameters_need_no_gradient_and_no_moments(snapshots: bool, per_weight: int) -> None:
     model: Any = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False))

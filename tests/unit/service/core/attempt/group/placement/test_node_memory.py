@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt.placement import memory_verdict
-from shoal_service.core.layout_plan import HostNeed
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.placement import choose, memory_verdict
+from shoal_service.core.layout_plan import HostNeed, Plan
+from shoal_service.planner.planning import plan
+from shoal_workers.contract.layout import Layout, plain
 from shoal_workers.contract.messages import WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotServer
 
@@ -80,6 +88,35 @@ def test_the_nodes_of_one_machine_share_its_memory() -> None:
     apart, together = workers(2, 2, memory_gib=4), workers(2, 2, memory_gib=4, machine="m")
     assert memory_verdict(apart, [None] * 4, NEED).refusal == ""
     assert "4 workers need 6.2 GiB" in memory_verdict(together, [None] * 4, NEED).refusal
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "parallelism", "layout"),
+    [
+        (6, "auto", plain(2)),
+        (4, "auto", Layout(dp_shard=2)),
+        (4, {"shard": "none"}, plain(2)),
+    ],
+    ids=["fits", "does not fit", "asked for"],
+)
+def test_plain_replicas_that_do_not_fit_on_a_machine_are_followed_by_shards(
+    new_world: Callable[..., Any], memory_gib: int, parallelism: Any, layout: Layout
+) -> None:
+    """Two whole states need 5 GiB, two shards half of that."""
+    world = new_world(workers=2, precision="fp32", parallelism=parallelism, nodes=1).open(then=1)
+    usual = [
+        replace(worker, info=worker.info.model_copy(update={"memory_bytes": memory_gib * GIB}))
+        for worker in world.state.workers
+    ]
+
+    def planned(*arguments: Any) -> Plan:
+        found = plan(*arguments)
+        is_plain = found.layout == plain(2)
+        return replace(found, host=HostNeed(process=GIB, training=2 * GIB if is_plain else GIB), rivals=())
+
+    choice = choose(world.state, usual, world.now, planned)
+    assert choice.planned.layout.model_copy(update={"shard": layout.shard}) == layout
+    assert bool(choice.refusal) == (parallelism != "auto")
 
 
 def test_without_a_known_need_or_a_known_memory_nothing_is_said() -> None:
