@@ -91,12 +91,12 @@ _FAULTS_END = "<!-- end of faults -->"
 def fault_table() -> str:
     """One row per incident cause."""
     lines = [
-        "| cause | witness | at fault | action | probation of the node | snapshots in memory | budget |",
+        "| cause | in words | at fault | action | probation of the node | snapshots in memory | budget |",
         "|---|---|---|---|---|---|---|",
     ]
     for cause, f in FAULTS.items():
         budget = "none" if f.budget is Budget.NONE else ", ".join(f"`{key}`" for key in f.budget.split(", "))
-        row = (f"`{cause}`", f.witness, f.blames, f.action, f.probation, f.memory, budget)
+        row = (f"`{cause}`", f.words, f.blames, f.action, f.probation, f.memory, budget)
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 

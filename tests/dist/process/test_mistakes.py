@@ -92,7 +92,7 @@ MADE: dict[str, tuple[str, str, str]] = {
     "DeviceLeft": (REFUSED, "__init__", "device=batch.device"),
     "DtypeLeft": (REFUSED, "loss", "where the module is imported"),
     "AutocastLeft": (REFUSED, "loss", "precision: bf16"),
-    "OwnHandler": ("signal_handler", "__init__", "another one in every worker"),
+    "OwnHandler": ("signal_handler", "__init__", "in the main thread only"),
 }
 OTHERS = {
     "mistaken_tasks:NumberAsCollate": (REFUSED, "NumberAsCollate.collate is 5"),

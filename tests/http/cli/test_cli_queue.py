@@ -93,7 +93,7 @@ class TestQuota:
         shoal("quota", "set", "lab")
         assert shoal("quota", "set", "vision", "--parent", "lab", "--json").json()["parent"] == "lab"
         assert shoal("quota", "set", "vision", "--parent", "none", "--json").json()["parent"] is None
-        assert "no quotas of its own" in shoal("quota", "delete", "vision").out
+        assert "the quotas of vision are deleted" in shoal("quota", "delete", "vision").out
         assert shoal("quota", "delete", "vision").code == 4
         assert list(service.store.reading(queueing.defined_projects)()) == ["lab"]
 

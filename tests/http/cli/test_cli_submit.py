@@ -112,7 +112,7 @@ def test_the_command_line_of_torchrun_is_submitted_as_it_is(shoal: Any, script: 
     job = ran.json()
     assert job["spec"]["script"]["args"] == ["--follow"]
     assert job["spec"]["elasticity"]["max_workers"] == 2
-    assert "left out, because Shoal brings the processes together itself: --standalone" in ran.err
+    assert "ignored, because Shoal connects the processes: --standalone" in ran.err
     more = shoal("submit", "--json", "--workers", "4", "--", "torchrun", "--nproc-per-node", "2", "train.py").json()
     assert more["spec"]["elasticity"]["max_workers"] == 4, "--workers decides"
 

@@ -127,9 +127,8 @@ REFUSED: tuple[Row, ...] = (
 
 
 def table() -> str:
-    """The tables of docs/programs.md."""
-    lines = ["Equal to a plain loop:", "", "| a program that has | setting |", "|---|---|"]
-    lines += [f"| {row.words} | {_setting(row)} |" for row in TRAINED]
+    """The list and the table of docs/programs.md."""
+    lines = ["Equal to a plain loop, a program that has", "", *(f"- {_with_setting(row)}" for row in TRAINED)]
     lines += ["", "Refused:", "", "| a program that has | the message contains |", "|---|---|"]
     lines += [f"| {_with_setting(row)} | *{row.refused}* |" for row in REFUSED]
     return "\n".join(lines) + "\n"

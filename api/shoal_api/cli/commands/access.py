@@ -78,7 +78,9 @@ def whoami(session: Session) -> None:
 def audit(
     session: Session,
     job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only what was done to this job.")] = None,
-    actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Only what they did.")] = None,
+    actor: Annotated[
+        str | None, typer.Option("--actor", metavar="NAME", help="Only what this user or token did.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="The newest ones.")] = 50,
 ) -> None:
     """Show who changed what through the API, and from where. Newest first."""
@@ -101,13 +103,13 @@ def create_token(
         str | None, typer.Option("--user", metavar="USER", help="User of the jobs that it submits; default: NAME.")
     ] = None,
     personal: Annotated[
-        bool, typer.Option("--personal", help="For a person, who may make tokens with it. Only an admin says so.")
+        bool, typer.Option("--personal", help="For a person, who can make tokens with it. Only admins may set it.")
     ] = False,
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="How long it is valid, such as 12h or 30d; never.")
+        str, typer.Option("--expires", metavar="TIME", help="How long it is valid: 12h, 30d, or never.")
     ] = "90d",
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write it there, readable by you alone.")
+        Path | None, typer.Option("--output", metavar="FILE", help="File for the token, readable by you alone.")
     ] = None,
 ) -> None:
     """Make a token and print it. It is shown only now: the server keeps its SHA-256.
@@ -155,7 +157,9 @@ def list_tokens(
 @command()
 def revoke_token(
     session: Session,
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id, or the name of only one.")],
+    token: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="Id of the token, or its name if no other token has it.")
+    ],
 ) -> None:
     """Revoke a token at once, with those that it has made. This cannot be undone.
 

@@ -46,7 +46,7 @@ def register(
     session: Session,
     source: Annotated[str, typer.Argument(metavar="JOB[@STEP]", help="A job; without a step its newest checkpoint.")],
     name: Annotated[str, typer.Option("--name", help="Name of the model.")],
-    description: Annotated[str, typer.Option("--description", help="Words about this version.")] = "",
+    description: Annotated[str, typer.Option("--description", help="Description of this version.")] = "",
 ) -> None:
     """Register a checkpoint as the next version of a model. Nothing deletes it while it is registered."""
     job_id, step = session.job_and_step(source)
@@ -101,7 +101,11 @@ def get(
     reference: Reference,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="DIR", help="Also write it there. Repeat the command if it was broken off."),
+        typer.Option(
+            "--to",
+            metavar="DIR",
+            help="Also write the model to this directory. Repeat the command if it was broken off.",
+        ),
     ] = None,
     dtype: Annotated[
         Dtype | None, typer.Option("--dtype", help="Data type of the tensors that --to writes; default fp32.")
@@ -168,7 +172,9 @@ def export(
         typer.Option("--step", help='Step of the job\'s checkpoint, or "best" by validation. Default: the newest.'),
     ] = None,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the tensors that are written.")] = Dtype.FP32,
-    raw: Annotated[bool, typer.Option("--raw", help="The weights, also if the job keeps averages of them.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the weights, not their averages (optimizer.ema_decay).")
+    ] = False,
 ) -> None:
     """Write a checkpoint's model as safetensors and config.json.
 

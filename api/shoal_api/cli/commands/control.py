@@ -56,7 +56,9 @@ StepArgument = Annotated[
 ]
 ChangesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME=VALUE | NAME-]...", help="Set it, or remove it; without any, they are shown."),
+    typer.Argument(
+        metavar="[NAME=VALUE | NAME-]...", help="NAME=VALUE sets, NAME- removes; without any, they are shown."
+    ),
 ]
 
 
@@ -261,7 +263,7 @@ def parse_weights(text: str) -> dict[str, float]:
 def extend(
     session: Session,
     job: JobArgument,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that it is to complete in all.")],
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Last step of the job.")],
 ) -> None:
     """Let a job go on to more steps, in place. A running one follows at its next step boundary; an ended one returns to
     the queue and goes on from its newest checkpoint."""

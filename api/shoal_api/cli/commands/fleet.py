@@ -78,7 +78,10 @@ def remove(
     session: Session,
     name: NameArgument,
     force: Annotated[
-        bool, typer.Option("--force", help="Although jobs have attempts there; only once its gateway is gone.")
+        bool,
+        typer.Option(
+            "--force", help="Remove it with the attempts that jobs have there; needs that its gateway is gone."
+        ),
     ] = False,
 ) -> None:
     """Forget a cluster and revoke its tokens, so that its gateway ends. It may join again with a new token."""
@@ -99,7 +102,9 @@ def move(
     to: Annotated[
         str, typer.Option("--to", metavar="CLUSTER", help="Name of the cluster; any: the scheduler chooses.")
     ],
-    now: Annotated[bool, typer.Option("--now", help="End it now, although it may have to wait there.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Save and end now, even if the job then has to wait in the other cluster.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job trains there.")] = False,
 ) -> None:
     """Move a job to another cluster: it saves, ends where it is, and goes on there without losing a step.
@@ -173,7 +178,7 @@ def drain(
         typer.Option("--deadline-s", min=0, help="Seconds until the node is switched off."),
     ] = None,
     reason: Annotated[
-        str | None, typer.Option("--reason", help="Shown with the node; default: drain requested.")
+        str | None, typer.Option("--reason", help="Reason, shown with the node; default: drain requested.")
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="End the drain; the node is used again.")] = False,
 ) -> None:
@@ -221,7 +226,7 @@ Rules = TypeVar("Rules", ProjectRules, UserRules)
 ProjectArgument = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of a project.")]
 _NONE = "none"
 UserArgument = Annotated[
-    str, typer.Argument(metavar="USER", help="Name of a user; `default`: of each user without own limits.")
+    str, typer.Argument(metavar="USER", help="Name of a user; `default` stands for each user without other limits.")
 ]
 
 MaxRunningOption = Annotated[
@@ -299,7 +304,8 @@ def set_quota(
         float | None, typer.Option("--weight", help="Share, relative to projects of the same parent.")
     ] = None,
     guaranteed: Annotated[
-        int | None, typer.Option("--guaranteed", min=0, help="Workers that it gets back from others.")
+        int | None,
+        typer.Option("--guaranteed", min=0, help="Guaranteed workers: the project gets them back from other projects."),
     ] = None,
     limit: Annotated[str | None, typer.Option("--limit", metavar="N|none", help="Most workers.")] = None,
     max_running: MaxRunningOption = None,
@@ -321,7 +327,7 @@ def set_quota(
 def delete_quota(session: Session, project: ProjectArgument) -> None:
     """Delete the quotas of a project. Its jobs go on under those of the project `default`."""
     session.client.delete_project(project)
-    session.show(None, f"{project} has no quotas of its own any more")
+    session.show(None, f"the quotas of {project} are deleted; those of the project default apply")
 
 
 def _parse_limits(**options: str | None) -> dict[str, int | None]:
@@ -370,4 +376,4 @@ def set_user(
 def delete_user(session: Session, user: UserArgument) -> None:
     """Delete the limits of a user. Those of the user `default` then apply."""
     session.client.delete_user(user)
-    session.show(None, f"{user} has no limits of their own any more")
+    session.show(None, f"the limits of {user} are deleted; those of the user default apply")

@@ -71,7 +71,9 @@ def jobs(
     ] = "",
     where: Annotated[
         str,
-        typer.Option("--where", metavar="CONDITION", help="Only such jobs: 'lr > 1e-3 and state == \"FAILED\"'."),
+        typer.Option(
+            "--where", metavar="CONDITION", help="Only jobs that fit a condition: 'lr > 1e-3 and state == \"FAILED\"'."
+        ),
     ] = "",
     sort: Annotated[
         str, typer.Option("--sort", metavar="NAMES", help="Order, such as --sort=-loss,created; a dash reverses.")
@@ -81,7 +83,7 @@ def jobs(
     ] = "",
     archived: Annotated[bool, typer.Option("--archived", help="Also archived jobs.")] = False,
     fields: Annotated[
-        bool, typer.Option("--fields", help="Instead list the names that the options above know.")
+        bool, typer.Option("--fields", help="List the names that --where, --sort and --columns accept, and no jobs.")
     ] = False,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help='Write them as CSV; "-": to the output.')
@@ -240,7 +242,7 @@ def _describe_silence(job: JobView, rank: int | None, tail: int | None) -> str:
     """Say why the lines have nothing that the task printed."""
     who = "the task" if rank is None else f"rank {rank}"
     if tail is not None:
-        return f"{who} has printed none of the last {tail} lines"
+        return f"none of the last {tail} lines is from {who}"
     return f"{who} has printed nothing" + ("" if job.status.state.ended else f" so far; the job is {job.status.state}")
 
 
@@ -322,7 +324,7 @@ def series(
         FileFormat | None, typer.Option("--format", help="Default: parquet if the file is named so, else csv.")
     ] = None,
     max_points: Annotated[
-        int | None, typer.Option("--max-points", min=1, max=20_000, help="Means if there are more steps than this.")
+        int | None, typer.Option("--max-points", min=1, max=20_000, help="Most points; more steps are averaged.")
     ] = None,
 ) -> None:
     """Write loss, speed, world size and the task's own metrics of every step. With --json: a list of points."""
@@ -411,7 +413,7 @@ def profiles(
 ) -> None:
     """List the profiles of a job, or show one of them and write its files."""
     if out is not None and number is None:
-        raise CliError("--out needs the number of a profile", hint=f"shoal profiles {job} 1 --out DIR")
+        raise CliError("--out needs the number of a profile as an argument", hint=f"shoal profiles {job} 1 --out DIR")
     job_id = session.job_id(job)
     if number is not None:
         _show_profile(session, job_id, session.client.profile(job_id, number), out)

@@ -37,11 +37,16 @@ def join(
     name: Annotated[str, typer.Option("--name", help="Name of the cluster at the service.")] = "default",
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="NAME=VALUE", help="Of the cluster, and so of its nodes. May be repeated."),
+        typer.Option(
+            "--label", metavar="NAME=VALUE", help="Label of the cluster and of all its nodes. May be repeated."
+        ),
     ] = None,
     home_url: Annotated[
         str | None,
-        typer.Option("--home-url", help="Address of the service for the nodes, if another one; or SHOAL_HOME_URL."),
+        typer.Option(
+            "--home-url",
+            help="Address at which the nodes reach the service, if it differs from URL; or SHOAL_HOME_URL.",
+        ),
     ] = None,
     ray_address: Annotated[
         str, typer.Option("--ray-address", help="host:port of the Ray cluster; auto: the one of this machine.")
@@ -50,7 +55,7 @@ def join(
         Path | None, typer.Option("--ca-file", help="Authority of the service's certificate, in PEM.")
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Take the name over from another Ray cluster, once that one is silent.")
+        bool, typer.Option("--replace", help="Take over the name of another Ray cluster that no longer reports.")
     ] = False,
 ) -> None:
     """Join a Ray cluster to a service: jobs then run on it. Runs until Ctrl-C.
@@ -73,7 +78,7 @@ def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | N
         home = Home(url=home_url, ca=ca)
         return GatewayConfig(url=url, token=token, cluster=name, ca=ca, ray_address=ray_address, home=home)
     except ssl.SSLError as error:
-        raise CliError(f"--ca-file {ca_file} has no certificate that can be used: {error}") from None
+        raise CliError(f"--ca-file {ca_file} has no usable certificate: {error}") from None
     except ValidationError:
         raise CliError(
             f"--name {name!r} is not the name of a cluster", hint="lower-case letters, digits and hyphens, as in east-1"

@@ -60,7 +60,7 @@ def submit(
         typer.Option(
             "--launcher",
             metavar="torchrun|accelerate|deepspeed_env|python|ray_train",
-            help="Whose environment the processes of a script get.",
+            help="Launcher whose environment variables the processes of a script get.",
         ),
     ] = None,
     grace: Annotated[
@@ -175,7 +175,7 @@ def _make_document(
         document = load_spec(message[0], assignments) if spec is None else apply_overrides(spec, assignments)
         if "script" not in document and has_script_options:
             raise CliError(
-                f"{message[0] if message else 'the job'} has no script, so --launcher and --grace change nothing",
+                f"{message[0] if message else 'the job'} has no script, so --launcher and --grace would change nothing",
                 hint="leave them out",
             )
         document = complete(document, (), options)
@@ -184,7 +184,7 @@ def _make_document(
             session.output.say(f"read {program.config_file}", "dim")
         if program.not_needed:
             left_out = ", ".join(program.not_needed)
-            session.output.say(f"left out, because Shoal brings the processes together itself: {left_out}", "warn")
+            session.output.say(f"ignored, because Shoal connects the processes: {left_out}", "warn")
         in_place = program.file is not None and is_loop(program.file, code_directory(program))
         sections: dict[str, Any] = {}
         if not in_place:
@@ -192,8 +192,7 @@ def _make_document(
         document = make_spec(program, options["elasticity.max_workers"], in_place=in_place) | sections
         if in_place and has_script_options:
             raise CliError(
-                f"{program.file} gives its loop to shoal.run, and Shoal runs it in place: --launcher and --grace are "
-                "for scripts",
+                f"{program.file} calls shoal.run, so it is a loop: --launcher and --grace are for scripts only",
                 hint="leave them out",
             )
         document = complete(document, assignments, options)

@@ -49,7 +49,7 @@ def sweep(
         int | None,
         typer.Option("--samples", min=1, metavar="N", help="Jobs, each with values drawn from the ranges and grids."),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the draws; 0 without it.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the random values; default: 0.")] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, help="Most jobs of the sweep that have workers at one time."),
@@ -63,7 +63,10 @@ def sweep(
         ),
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option("--warmup", min=1, metavar="STEPS", help="No job is pruned before; the first rung.")
+        int | None,
+        typer.Option(
+            "--warmup", min=1, metavar="STEPS", help="First step at which jobs are pruned; with halving the first rung."
+        ),
     ] = None,
     reduction: Annotated[
         int | None, typer.Option("--reduction", min=2, help="With halving: one job in N passes a rung.")
@@ -76,7 +79,9 @@ def sweep(
     ] = False,
     project: Annotated[
         str | None,
-        typer.Option("--project", help="Of the jobs; or of the sweep to show or to stop, if several have this name."),
+        typer.Option(
+            "--project", help="Project of the jobs; or of the sweep to show or to stop, if several have this name."
+        ),
     ] = None,
     yes: YesFlag = False,
 ) -> None:

@@ -596,7 +596,7 @@ def render_dry_run(result: DryRun, now: float) -> Table:
 
 def _describe_start(start: StartForecast | None, now: float) -> str:
     if start is None:
-        return "not known: this server does not schedule at the moment"
+        return "unknown: this server does not schedule at the moment"
     if start.workers is not None:
         return f"at once. {start.reason}"
     when = (
