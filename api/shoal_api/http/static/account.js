@@ -80,7 +80,6 @@ function show() {
   const shown = tokens.filter(
     (token) => ($("ended").checked || !isOver(token)) && (!$("mine").checked || isMine(token)),
   );
-  $("tokenless").hidden = shown.length > 0;
   rows("tokens", shown, (token) => [
     element("td.title", [token.name, token.personal ? [" ", element("span.badge", "personal")] : null]),
     element("code", token.id),

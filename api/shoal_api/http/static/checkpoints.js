@@ -15,7 +15,6 @@ let shown = null,
 export function showCheckpoints(state) {
   shown = state;
   const { checkpoints } = state;
-  $("unsaved").hidden = checkpoints.length > 0;
   rows("checkpoints", [...checkpoints].reverse(), (one) => [
     whole(one.step),
     element(

@@ -9,18 +9,9 @@ const TITLES = { train: "Training", validation: "Validation" };
 // Resolves to false while nothing is known.
 export async function showPreview(id) {
   const { remarks, splits } = await request(`${jobPath(id)}/data`);
-  const notes = remarks.length
-    ? [
-        element(
-          "div.notice",
-          remarks.map((text) => element("p", text)),
-        ),
-      ]
-    : [];
-  fill("data-preview", [
-    ...notes,
-    ...Object.entries(splits).flatMap(([name, split]) => splitOf(TITLES[name] ?? name, split)),
-  ]);
+  const notes = remarks.map((text) => element("p", text)),
+    parts = Object.entries(splits).map(([name, split]) => splitOf(TITLES[name] ?? name, split));
+  fill("data-preview", [notes.length ? element("div.notice", notes) : null, parts]);
   return Object.keys(splits).length > 0;
 }
 
@@ -37,20 +28,15 @@ function splitOf(title, split) {
   return [
     element("h3", title),
     element("dl.facts", facts(counts.filter(([, value]) => value))),
-    ...(reasons.length ? [element("p", "Left out:"), element("ul", reasons)] : []),
-    ...(split.num_labels ? [labelsOf(split)] : []),
-    ...(split.num_counted
-      ? [
-          element(
-            "p.dim.small",
-            `Lengths are those of the first ${plural(split.num_counted, "sample")}. The first ${whole(split.rows.length)}${split.in_loss[2] ? ", with the tokens in the loss marked" : ""}:`,
-          ),
-        ]
-      : []),
+    reasons.length ? [element("p", "Left out:"), element("ul", reasons)] : null,
+    split.num_labels ? labelsOf(split) : null,
+    split.num_counted ? element("p.dim.small", lengthsOf(split)) : null,
     ...split.rows.map(sampleOf),
   ];
 }
 
+const lengthsOf = (split) =>
+  `Lengths are those of the first ${plural(split.num_counted, "sample")}. The first ${whole(split.rows.length)}${split.in_loss[2] ? ", with the tokens in the loss marked" : ""}:`;
 const range = ([least, median, most]) =>
   !most ? "" : least === most ? whole(most) : `${whole(least)} to ${whole(most)}, median ${whole(median)}`;
 
@@ -72,20 +58,20 @@ function sampleOf(sample, index) {
     sample.label === null ? "" : `label ${sample.label}`,
   ]);
   const image = sample.png
-    ? [element("img", null, { src: `data:image/png;base64,${sample.png}`, alt: `Image of sample ${index + 1}` })]
-    : [];
+    ? element("img", null, { src: `data:image/png;base64,${sample.png}`, alt: `Image of sample ${index + 1}` })
+    : null;
   return element("figure.media", [
     element("figcaption", title),
-    ...image,
-    ...sample.texts.flatMap((text) => textOf(text, title)),
+    image,
+    sample.texts.map((text) => textOf(text, title)),
   ]);
 }
 
 function textOf({ title, spans, left_out_chars: more }, sample) {
   const parts = spans.map(([text, counts]) => (counts ? element("mark", text) : text));
-  const rest = more ? [element("span.dim", ` … ${plural(more, "more character")}`)] : [];
+  const rest = more ? element("span.dim", ` … ${plural(more, "more character")}`) : null;
   return [
-    ...(title ? [element("p.dim.small", title)] : []),
-    element("pre", [...parts, ...rest], { tabindex: "0", "aria-label": joined([sample, title], ": ") }),
+    title ? element("p.dim.small", title) : null,
+    element("pre", [parts, rest], { tabindex: "0", "aria-label": joined([sample, title], ": ") }),
   ];
 }

@@ -102,12 +102,13 @@ export const onSubmit = (id, act) =>
   });
 
 // Replaces the children. If one of their controls had the focus, the control that takes its place gets it. Each cell of a
-// table of cards gets the name of its column: on a narrow screen it stands before the value, and the heads are hidden.
+// table of cards gets the name of its column: on a narrow screen it stands before the value, and the heads are hidden. A table
+// without rows is hidden, and the words with data-instead-of are shown in its place.
 export function fill(id, content) {
   const rows = present([content]);
-  $(id)
-    .closest("table.cards")
-    ?.toggleAttribute("hidden", $(id).tagName === "TBODY" && !rows.length);
+  const isEmpty = $(id).tagName === "TBODY" && !rows.length;
+  $(id).closest("table.cards")?.toggleAttribute("hidden", isEmpty);
+  document.querySelector(`[data-instead-of="${id}"]`)?.toggleAttribute("hidden", !isEmpty);
   const focused = placeOf(document.activeElement);
   $(id).replaceChildren(...rows);
   const names = [

@@ -9,7 +9,6 @@ const MOST_FILES = 1000;
 
 export const showFiles = latest(ask, (page, id) => {
   rows("files", page.items, (file) => [link(file.name, pathOf(id, file)), bytes(file.bytes), moment(file.modified_at)]);
-  $("no-files").hidden = Boolean(page.items.length);
   $("files-said").textContent = describe(page);
 });
 

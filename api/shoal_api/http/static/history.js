@@ -5,7 +5,6 @@ import { bytes, clock, joined, moment, number, percent, seconds, words } from ".
 import { CATEGORIES, causesOf, key, PHASES, stripe } from "./stripe.js";
 
 export function showIncidents(incidents) {
-  $("calm").hidden = incidents.length > 0;
   rows("incidents", [...incidents].reverse(), (one) => [
     clock(one.at),
     lines(words(one.cause), one.ranks.length ? `rank ${one.ranks.join(", ")}` : ""),

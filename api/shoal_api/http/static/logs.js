@@ -111,16 +111,16 @@ export function addLines(added) {
   if (isFirst && FILTERS.some(isSet)) readOlder();
 }
 
+const failed = (error) => {
+  $("log-said").textContent = error.message;
+};
+
 async function catchUp() {
   isCatchingUp = true;
-  try {
-    do {
-      wasSent = false;
-      await pages(lines.at(-1).seq, Infinity, take);
-    } while (wasSent);
-  } catch (error) {
-    $("log-said").textContent = error.message;
-  }
+  do {
+    wasSent = false;
+    await pages(lines.at(-1).seq, Infinity, take).catch(failed);
+  } while (wasSent);
   isCatchingUp = false;
 }
 
@@ -133,18 +133,14 @@ function readOlder() {
     found.push(...page);
     $("log-said").textContent = `${plural(found.length, "older line")} read so far`;
   })
-    .then(
-      () => {
-        isWhole = true;
-        lines = [...found, ...lines];
-        list.prepend(found.filter(filter));
-        trim();
-        sayNum();
-      },
-      (error) => {
-        $("log-said").textContent = error.message;
-      },
-    )
+    .then(() => {
+      isWhole = true;
+      lines = [...found, ...lines];
+      list.prepend(found.filter(filter));
+      trim();
+      sayNum();
+    })
+    .catch(failed)
     .finally(() => {
       reading = null;
     });

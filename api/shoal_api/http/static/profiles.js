@@ -1,5 +1,5 @@
 // The profiles of a job, newest first: where the time of a step went, and the files to download.
-import { $, element, fillEach, link, rows, small } from "./dom.js";
+import { element, fillEach, link, rows, small } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { bytes, moment, percent, seconds, whole } from "./format.js";
 import { key, stripe } from "./stripe.js";
@@ -12,7 +12,6 @@ const COLOURS = { requested: "dim", done: "done", failed: "bad" };
 export const showProfiles = latest(
   (id) => request(`${jobPath(id)}/profiles`),
   ({ items }, id) => {
-    $("unprofiled").hidden = items.length > 0;
     fillEach("profile-key", items.some((one) => one.times.length) ? PARTS : [], (name) => key(name));
     rows("profiles", [...items].reverse(), (one) => [
       whole(one.number),

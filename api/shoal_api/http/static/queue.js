@@ -8,7 +8,6 @@ const title = (job) => element("td.title", said(link(job.name, jobPage(job.job_i
 
 export function showQueue(queue) {
   const now = Date.now() / 1000;
-  $("no-queue").hidden = queue.items.length > 0;
   rows("queue", queue.items, (job) => [
     whole(job.place?.position),
     title(job),

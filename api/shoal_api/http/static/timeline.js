@@ -43,7 +43,6 @@ export function showTimeline(found) {
 
 function showChanges() {
   const shown = is_whole ? changes : changes.slice(0, FEW);
-  $("no-decisions").hidden = changes.length > 0;
   $("all-decisions").hidden = shown.length === changes.length;
   $("all-decisions").textContent = `Show all ${whole(changes.length)}`;
   rows("decisions", shown, (one) => [
@@ -82,9 +81,9 @@ function partners(one) {
   const traced = gets ? one.freed_by : one.taken_by;
   return [
     ...named(one.others, gets ? "from " : "to "),
-    ...(one.others.length && one.free ? ["; "] : []),
-    ...(one.free ? [free] : []),
-    ...(traced.length ? [", ", ...named(traced, gets ? "freed by " : "given to ")] : []),
+    one.others.length && one.free ? "; " : null,
+    one.free ? free : null,
+    traced.length ? [", ", named(traced, gets ? "freed by " : "given to ")] : null,
   ];
 }
 
