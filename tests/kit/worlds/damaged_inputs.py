@@ -29,7 +29,7 @@ from shoal_workers.data.images import PixelSettings, decoded
 from shoal_workers.data.labelled import Labelled, prepare_rows
 from shoal_workers.data.shard_formats import open_shard
 from shoal_workers.data.sources import find_sources
-from shoal_workers.tasks.conversations import encode_answer, load_encoder, read_file_rows
+from shoal_workers.tasks.conversations import encode_answer, find_row_files, load_encoder, read_file_rows
 from shoal_workers.tasks.rows import read_class, read_text
 
 _CLASSES = ("cat", "dog", "emu")
@@ -138,7 +138,8 @@ def _samples(path: Path, bad_rows: str) -> tuple[list[Any], int]:
 def _answers_of(path: Path, bad_rows: str) -> tuple[list[Any], int]:
     """The rows of a task for answers."""
     pairs = [
-        ({"prompt": row.get("text"), "completion": row.get("label")}, place) for row, place in read_file_rows([path])
+        ({"prompt": row.get("text"), "completion": row.get("label")}, place)
+        for row, place in read_file_rows(find_row_files([str(path)]))
     ]
     for pair, place in pairs:
         encode_answer(load_encoder("bytes"), pair, place)

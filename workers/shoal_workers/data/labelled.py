@@ -132,10 +132,7 @@ def prepare_rows(
     described = {
         "fields": list(fields),
         "settings": settings,
-        "files": [
-            [(shard.location, shard.num_bytes, shard.version, shard.format) for shard in part]
-            for part in (train, validation)
-        ],
+        "files": [describe_files(files) for files in (train, validation)],
         "rows": config.model_dump(mode="json", include={"validation_fraction", "max_examples", "bad_rows"}),
     }
     return prepare(config, kind, described, rows(), progress)
@@ -152,6 +149,11 @@ def _example(
         if bad_rows is BadRows.REFUSE:
             raise BadRowError(f'{error} Or set data.bad_rows: "skip" to leave such rows out.') from error
         return error
+
+
+def describe_files(files: Iterable[SourceFile]) -> list[tuple[object, ...]]:
+    """Return what changes if a file does, as JSON."""
+    return [(file.location, file.num_bytes, file.version, file.format) for file in files]
 
 
 def _sources(config: RowsConfig, paths: tuple[str, ...]) -> list[SourceFile]:

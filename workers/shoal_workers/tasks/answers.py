@@ -39,9 +39,10 @@ from torch.utils.data import Dataset
 from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig
 from shoal_workers.contract.text_data import BYTE_TOKENIZER, ExamplesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
-from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare
+from shoal_workers.data.labelled import Labelled, LabelledExamples, describe_files, prepare
+from shoal_workers.data.sources import SourceFile
 from shoal_workers.data.tokenizer import Split, choose_split
-from shoal_workers.tasks.conversations import Encoder, Example, find_files, load_encoder, read_file_rows
+from shoal_workers.tasks.conversations import Encoder, Example, find_row_files, load_encoder, read_file_rows
 from shoal_workers.tasks.hf import HuggingFaceModel
 from shoal_workers.tasks.rows import NO_LABEL
 
@@ -64,26 +65,21 @@ def prepare_examples(
     Raises:
         DataError: a file is missing, or a line has none of the forms.
     """
-    splits = find_files(config.paths), find_files(config.validation_paths)
+    splits = find_row_files(config.paths), find_row_files(config.validation_paths)
     described = {
         "encoder": encoder.fingerprint,
         "max_examples": config.max_examples,
         "validation_fraction": None if config.validation_paths else config.validation_fraction,
-        "files": [[_digest(file) for file in files] for files in splits],
+        "files": [describe_files(files) for files in splits],
     }
     return prepare(config, kind, described, _encoded(config, partial(encode, encoder), *splits), progress)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _encoded(
     config: ExamplesConfig,
     encode: Callable[[dict[str, Any], str], tuple[Example, ...]],
-    train: Sequence[Path],
-    validation: Sequence[Path],
+    train: Sequence[SourceFile],
+    validation: Sequence[SourceFile],
 ) -> Iterator[tuple[Labelled, bool]]:
     """Every example, and whether it is for validation."""
     for files in (train, validation):

@@ -22,20 +22,19 @@ Called by the tasks, in their preparation. Only this module knows what a line ma
 from __future__ import annotations
 
 import copy
-import glob
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from shoal_workers.contract.hugging_face import TOKENIZER_NAME
-from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, TextFormat
-from shoal_workers.data.errors import DataError, MissingTextError, TokenizerError
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, TextDataConfig, TextFormat
+from shoal_workers.data.errors import DataError, TokenizerError
 from shoal_workers.data.records import Fault, not_utf8, read_rows
-from shoal_workers.data.sources import choose_format, make_local_source
+from shoal_workers.data.sources import SourceFile, find_sources
 from shoal_workers.data.tokenizer import JsonTokenizer, load_with_transformers
 
 _ANSWERING = "assistant"
@@ -60,35 +59,28 @@ class Example:
     is_answer: Sequence[bool]
 
 
-def find_files(paths: Sequence[str]) -> list[Path]:
-    """Files of the paths and globs, in order. MissingTextError: there is none."""
-    files = []
-    for pattern in paths:
-        name = str(Path(pattern).expanduser())
-        matches = [name] if Path(name).is_file() else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
-        if not matches:
-            raise MissingTextError(
-                f"data.paths: {pattern!r} names no file on this node. Every node must be able to read it."
-            )
-        files += [Path(match) for match in matches]
-    return list(dict.fromkeys(files))
+def find_row_files(paths: Sequence[str]) -> list[SourceFile]:
+    """Find the files of paths, globs, directories and URLs, in order. One whose name says nothing is JSON lines.
+
+    Raises:
+        MissingTextError: an entry names no file.
+    """
+    files = find_sources(TextDataConfig(paths=tuple(paths))) if paths else []
+    return [replace(file, format=TextFormat.JSONL) if file.format is TextFormat.TEXT else file for file in files]
 
 
-def read_file_rows(files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each row of the files, and where it stands. A file whose name says nothing is JSON lines. DataError: a file is
-    damaged, or a row cannot be read."""
+def read_file_rows(files: Sequence[SourceFile]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each row of the files, and where it stands. DataError: a file is damaged, or a row cannot be read."""
     for file in files:
-        is_plain = choose_format(file.name, TextFormat.AUTO) is TextFormat.TEXT
-        source = make_local_source(file, configured=TextFormat.JSONL if is_plain else TextFormat.AUTO)
         is_empty = True
-        for row in read_rows(source, (), ""):
+        for row in read_rows(file, (), ""):
             is_empty = False
             values = row.values if isinstance(row.values, Fault) else not_utf8(tuple(row.values.values())) or row.values
             if isinstance(values, Fault):
                 raise DataError(f"{row.place} {values.reason}. {values.way_out}.")
-            yield _without_nulls(values) if source.format in _TABLES else values, row.place
+            yield _without_nulls(values) if file.format in _TABLES else values, row.place
         if is_empty:
-            raise DataError(f"{file} has no rows. Write it again, or remove it.")
+            raise DataError(f"{file.location} has no rows. Write it again, or remove it.")
 
 
 def _without_nulls(value: Any) -> Any:

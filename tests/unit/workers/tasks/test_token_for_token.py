@@ -11,7 +11,13 @@ import pytest
 from pyarrow import parquet
 
 from shoal_workers.data.errors import DataError
-from shoal_workers.tasks.conversations import encode_answer, encode_preference, load_encoder, read_file_rows
+from shoal_workers.tasks.conversations import (
+    encode_answer,
+    encode_preference,
+    find_row_files,
+    load_encoder,
+    read_file_rows,
+)
 from shoal_workers.tasks.lm import LanguageModel
 from shoal_workers.tasks.rows import NO_LABEL
 from shoal_workers.tasks.seq2seq import SequenceToSequence
@@ -97,7 +103,7 @@ def test_rows_of_a_table_are_the_same_conversations_as_lines(directories: dict[s
     parquet.write_table(pyarrow.Table.from_pylist(lines, _schema_of(lines)), tmp_path / "rows.parquet")
     (directories["trimmed"] / "chat_template.jinja").write_text(CHATML)
     encoder = load_encoder(str(directories["trimmed"]))
-    for line, (row, place) in zip(lines, read_file_rows([tmp_path / "rows.parquet"]), strict=True):
+    for line, (row, place) in zip(lines, read_file_rows(find_row_files([str(tmp_path / "rows.parquet")])), strict=True):
         (expected,), (found,) = encode_answer(encoder, line, "lines:1"), encode_answer(encoder, row, place)
         assert _cells(found) == _cells(expected)
 

@@ -57,6 +57,13 @@ class OpenPart:
     def is_unchanged(self) -> bool:
         return read_sequence(self.fd) == self.header.sequence
 
+    def read_description(self) -> tuple[bytes, bytes] | None:
+        """Return its index and its plain values, both JSON; None if it is being overwritten."""
+        header = self.header
+        index = os.pread(self.fd, header.index_bytes, header.index_offset)
+        extra = os.pread(self.fd, header.extra_bytes, header.extra_offset)
+        return (index, extra) if self.is_unchanged() else None
+
 
 class SlotRegistry:
     """This process's directory, within its memory's, within its attempt's; holds both locks until `close`."""

@@ -36,6 +36,7 @@ from shoal_workers.checkpoint.index import ShardIndex, payload_name
 from shoal_workers.checkpoint.load_plan import Fill, ItemRead, Shape, narrowed, plan_needed
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.transfer.wire import Answer, Part, PeerRefused, Request, Verb, Wire, call, connect
 
@@ -243,14 +244,10 @@ class LocalPart(_StoredPart):
         self._part = part
         self._check = check
         self._find_map = find_map
-        header = part.header
-        index = os.pread(part.fd, header.index_bytes, header.index_offset)
-        extra = os.pread(part.fd, header.extra_bytes, header.extra_offset)
-        if not part.is_unchanged():
+        description = part.read_description()
+        if description is None:
             raise PeerRefused("it is being overwritten")
-        self.index = _index(
-            index, extra, rank=header.rank, world=header.world_size, generation=header.generation, step=header.step
-        )
+        self.index = _parse_index(*description, part.header)
 
     def fill(self, reads: Iterable[ItemRead]) -> int:
         header = self._part.header
@@ -302,14 +299,7 @@ class RemotePart(_StoredPart):
         if answer is None:
             raise PeerRefused("its answer contains no part")
         self._remote_part = answer
-        self.index = _index(
-            wire.receive(answer.index_bytes),
-            wire.receive(answer.extra_bytes),
-            rank=answer.rank,
-            world=answer.world_size,
-            generation=answer.generation,
-            step=answer.step,
-        )
+        self.index = _parse_index(wire.receive(answer.index_bytes), wire.receive(answer.extra_bytes), answer)
 
     def _request(self, pieces: Sequence[_Piece]) -> None:
         if pieces:
@@ -368,11 +358,17 @@ def _pieces(read: ItemRead) -> Iterator[_Piece]:
             yield _Piece(offset, len(target) * row_bytes, read, fill, target)
 
 
-def _index(index: bytes, extra: bytes, *, rank: int, world: int, generation: int, step: int) -> ShardIndex:
+def _parse_index(index: bytes, extra: bytes, header: PartHeader | Part) -> ShardIndex:
     """The values of the slot's header replace those in the index, which was written once for many snapshots."""
     try:
-        known = ShardIndex.from_json(index)
-        values = {"rank": rank, "world_size": world, "generation": generation, "step": step, "extra": json.loads(extra)}
+        parsed = ShardIndex.from_json(index)
+        values = {
+            "rank": header.rank,
+            "world_size": header.world_size,
+            "generation": header.generation,
+            "step": header.step,
+            "extra": json.loads(extra),
+        }
     except ValueError as error:
         raise PeerRefused(f"its index cannot be read ({error})") from None
-    return known.model_copy(update=values)
+    return parsed.model_copy(update=values)

@@ -147,15 +147,12 @@ class PartServer:
 
 
 def _send_description(wire: Wire, stored_part: OpenPart) -> None:
-    header = stored_part.header
-    index = os.pread(stored_part.fd, header.index_bytes, header.index_offset)
-    extra = os.pread(stored_part.fd, header.extra_bytes, header.extra_offset)
-    if not stored_part.is_unchanged():
+    description = stored_part.read_description()
+    if description is None:
         wire.send_message(Answer(ok=False, why="it is being overwritten"))
         return
-    wire.send_message(Answer(part=Part.from_header(header)))
-    wire.send(index)
-    wire.send(extra)
+    wire.send_message(Answer(part=Part.from_header(stored_part.header)))
+    wire.send_all([memoryview(document) for document in description])
 
 
 def _send_ranges(wire: Wire, part: OpenPart, ranges: Iterable[tuple[int, int]]) -> None:
