@@ -11,7 +11,7 @@
                           vote 5                      vote 6: step 5 is complete on every rank
 
 Works on the CPU. The state is copied to the other buffer and updated there: an AdamW that reads one buffer and writes
-the other takes no less time. Of some optimizers it is not known what else refers to their tensors (`why_copies`).
+the other takes hardly less time. Of some optimizers it is not known what else refers to their tensors (`why_copies`).
 Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they are more than a small part of the
 state, nothing is moved, and snapshots are copies, as on a GPU.
 
