@@ -11,7 +11,7 @@
                           vote 5                      vote 6: step 5 is complete on every rank
 
 Works on the CPU. The state is copied to the other buffer and updated there: an AdamW that reads one buffer and writes
-the other takes no less time. Of some optimizers it is not known what else refers to their tensors (`why_copies`).
+the other takes hardly less time. Of some optimizers it is not known what else refers to their tensors (`why_copies`).
 Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they are more than a small part of the
 state, nothing is moved, and snapshots are copies, as on a GPU.
 
@@ -126,25 +126,31 @@ class DoubleBufferedState(DeviceState):
             return False
         rooms = {parameter.names[0]: parameter.memory.nbytes for parameter in movable}
         slot = slot_for(with_rooms(plan, rooms))
-        self._set_moved(movable, plan)
-        self._add(slot)
-        self._frozen_in = set()
-        if with_values:
-            self._copy_into(0)
-            self._note_frozen(0)
-        self.view.forget()
-        self._point_to(0)
+        self._hold([slot], movable, plan, with_values=with_values)
         self.why_copies = ""
         return True
 
     def _plan(self) -> SavePlan:
         return plan_save(self.view.tensors(), owns_replicated=self._owns_replicated, every_replica=True)
 
-    def _set_moved(self, movable: list[_MovedParameter], plan: SavePlan) -> None:
+    def _hold(
+        self, slots: list[LiveSlot], movable: list[_MovedParameter], plan: SavePlan, *, with_values: bool
+    ) -> None:
+        """Lay these slots out for the state, and point it to the current one. `with_values`: copy what is not there."""
         self._moved = movable
         self._moved_names = frozenset(name for parameter in movable for name in parameter.names)
         self._copied_names = tuple(item.fqn for item in plan.items if item.fqn not in self._moved_names)
         self._names = frozenset(self.view.tensors())
+        self._slots, self._buffers = [], []
+        for slot in slots:
+            self._add(slot)
+        if with_values:
+            with torch.no_grad():
+                for parameter, buffers in zip(movable, self._buffers[self._current], strict=True):
+                    parameter.copy_to(buffers)
+        self._note_frozen(self._current)
+        self.view.forget()
+        self._point_to(self._current)
 
     def _add(self, slot: LiveSlot) -> None:
         buffers = [parameter.buffers_in(slot) for parameter in self._moved]
@@ -154,12 +160,6 @@ class DoubleBufferedState(DeviceState):
         slot.hold(self._moved_names | frozenset(self._copied_names))
         self._slots.append(slot)
         self._buffers.append(buffers)
-
-    def _copy_into(self, index: int) -> None:
-        """Copies into a slot the values that are not there yet."""
-        with torch.no_grad():
-            for parameter, buffers in zip(self._moved, self._buffers[index], strict=True):
-                parameter.copy_to(buffers)
 
     def settle(self) -> None:
         """Called after an update or a restore, before `finish`: finds the places of the optimizer's state that has
@@ -200,15 +200,7 @@ class DoubleBufferedState(DeviceState):
         plan = self._plan()
         known = {parameter.names[0] for parameter in self._moved}
         movable = [member for member in self._movable({item.fqn for item in plan.items}) if member.names[0] in known]
-        self._set_moved(movable, plan)
-        slots, self._slots, self._buffers = self._slots, [], []
-        for slot in slots:
-            self._add(slot)
-        if with_values:
-            self._copy_into(self._current)
-        self._note_frozen(self._current)
-        self.view.forget()
-        self._point_to(self._current)
+        self._hold(self._slots, movable, plan, with_values=with_values)
 
     def _note_frozen(self, index: int) -> None:
         """Notes that of all slots only this one has the values of the frozen parameters."""

@@ -418,10 +418,8 @@ def build_update(
         why_copies = why_as_built(optimizer, is_split=is_split)
     if why_copies:
         return Update(assembly, optimizer, (), why_copies=why_copies)
-    if is_split:
-        return Update(assembly, optimizer, _put_on_shards(optimizer))
-    update = Update(assembly, optimizer, [(parameter, parameter) for parameter in parameters])
-    if declared is None and update.keeps_tensors:
+    update = Update(assembly, optimizer, _put_on_shards(optimizer))
+    if declared is None and not is_split and update.keeps_tensors:
         update.why_copies = f"the optimizer {type(optimizer).__name__} keeps tensors beside its state"
     return update
 
@@ -441,20 +439,21 @@ def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
 
 @torch.no_grad()
 def _put_on_shards(optimizer: Optimizer) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Give an optimizer this rank's local shards in place of the DTensors, in its groups and its state. Returns each
-    shard with its parameter."""
+    """Give an optimizer this rank's local shards in place of DTensors, in its groups and its state. Returns each of its
+    parameters with that of the model."""
     pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
     for group in optimizer.param_groups:
-        shards = []
-        for parameter in group["params"]:
-            shard = nn.Parameter(local(parameter), requires_grad=parameter.requires_grad)
-            shards.append(take_attributes(shard, parameter))
-            if (state := optimizer.state.pop(parameter, None)) is not None:  # made by a constructor, as Adagrad's does
-                optimizer.state[shard] = {
+        for number, parameter in enumerate(group["params"]):
+            own = parameter
+            if isinstance(parameter, DTensor):
+                own = nn.Parameter(local(parameter), requires_grad=parameter.requires_grad)
+                group["params"][number] = take_attributes(own, parameter)
+            state = optimizer.state.pop(parameter, None)  # made by a constructor, as Adagrad's does
+            if state is not None:
+                optimizer.state[own] = {
                     key: local(value) if isinstance(value, Tensor) else value for key, value in state.items()
                 }
-        pairs += zip(shards, group["params"], strict=True)
-        group["params"] = shards
+            pairs.append((own, parameter))
     return pairs
 
 
@@ -467,22 +466,14 @@ def default_update(
 ) -> Update:
     """AdamW on the local shards of a sharded model, or on whole parameters. `groups`: None: those of a spec without
     groups."""
-    local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
-    named: list[tuple[str, nn.Parameter]] = []
-    with torch.no_grad():
-        for name, parameter in assembly.all_parameters():
-            if not parameter.requires_grad:
-                continue
-            local_parameter = nn.Parameter(local(parameter)) if isinstance(parameter, DTensor) else parameter
-            local_parameters.append((local_parameter, parameter))
-            named.append((name, local_parameter))
     if groups is None:
         groups = default_groups(assembly.named_parameters(), settings)
-    optimizer = adamw(parameters_in(groups, named), settings, deterministic=deterministic)
+    trained = [(name, parameter) for name, parameter in assembly.all_parameters() if parameter.requires_grad]
+    optimizer = adamw(parameters_in(groups, trained), settings, deterministic=deterministic)
     why_copies = "optimizer.fused is true" if optimizer.defaults["fused"] else ""
-    if not all(local_parameter.is_cpu for _, local_parameter in named):
+    if not all(local(parameter).is_cpu for _, parameter in trained):
         why_copies = "the state is on a GPU"
-    return Update(assembly, optimizer, local_parameters, why_copies=why_copies, is_built_in=True)
+    return Update(assembly, optimizer, _put_on_shards(optimizer), why_copies=why_copies, is_built_in=True)
 
 
 _TOGETHER_BYTES = 32 << 20
@@ -497,7 +488,7 @@ def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, determin
         groups: each with its parameters, rate and weight decay.
         deterministic: never fused.
     """
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    parameters = [local(parameter) for group in groups for parameter in group["params"]]
     betas = (settings.beta1, settings.beta2)
     fused = settings.fused
     if fused == "auto":
