@@ -32,7 +32,7 @@ class WorkerLossBound(Frozen):
     reason: str = ""
     """Why more than one step may be."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return _describe_limit(self.at_most) + (f": {self.reason}" if self.reason else "")
 
 
@@ -49,7 +49,7 @@ class NodeLossBound(Frozen):
     reason: str = ""
     """Why the bound is not a better one."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"losing a node {_describe_limit(self.at_most)}, {self.now} now ({self._how()})"
 
     def _how(self) -> str:
