@@ -50,20 +50,15 @@ class NodeLossBound(Frozen):
     """Why the bound is not a better one."""
 
     def describe(self) -> str:
-        return f"losing a node {_describe_limit(self.at_most)}, {self.now} now ({self._how()})"
-
-    def _how(self) -> str:
-        match self.protection:
-            case Protection.REPLICAS:
-                return "other nodes have replicas"
-            case Protection.SHARED_MEMORY:
-                return "all nodes are on one machine, whose memory outlives them"
-            case Protection.COPIES:
-                every = "step" if self.every_steps == 1 else f"{self.every_steps:g} steps"
-                how = f"copies on other nodes after every {every}"
-            case Protection.CHECKPOINT:
-                how = "from the last checkpoint"
-        return f"{how}; {self.reason}" if self.reason else how
+        every = "step" if self.every_steps in (1, None) else f"{self.every_steps:g} steps"
+        sources = {
+            Protection.REPLICAS: "other nodes have replicas",
+            Protection.SHARED_MEMORY: "all nodes are on one machine, whose memory outlives them",
+            Protection.COPIES: f"copies on other nodes after every {every}",
+            Protection.CHECKPOINT: "from the last checkpoint",
+        }
+        source = "; ".join(filter(None, (sources[self.protection], self.reason)))
+        return f"losing a node {_describe_limit(self.at_most)}, {self.now} now ({source})"
 
 
 def _describe_limit(at_most: int | None) -> str:

@@ -27,19 +27,14 @@ class GenerationForming(OfGeneration, JobEvent, type="generation.forming", sever
     """Tensor-parallel groups that cross nodes, and why; empty: each is inside a node."""
 
     def describe(self) -> str:
+        origins = {
+            StateSource.MEMORY: f"the snapshot of step {self.step} in memory",
+            StateSource.CHECKPOINT: self.restore,
+            StateSource.INITIAL: "the initial state",
+            None: "the script's own checkpoint",
+        }
         start = f"forming generation {self.generation} with {count_text(self.workers, 'worker')}"
-        return f"{start}, from {self._origin()}" + (f"; {self.remark}" if self.remark else "")
-
-    def _origin(self) -> str:
-        match self.source:
-            case StateSource.MEMORY:
-                return f"the snapshot of step {self.step} in memory"
-            case StateSource.CHECKPOINT:
-                return str(self.restore)
-            case StateSource.INITIAL:
-                return "the initial state"
-            case None:
-                return "the script's own checkpoint"
+        return f"{start}, from {origins[self.source]}" + (f"; {self.remark}" if self.remark else "")
 
 
 class GenerationSettings(

@@ -439,28 +439,19 @@ def describe_closed_clusters(plan: Plan, job: MarketJob) -> str | None:
 
 
 def _describe_named_cluster(plan: Plan, job: MarketJob) -> str | None:
-    name, state = job.cluster, _state(plan, job.cluster)
-    if state is None:
-        return (
-            f"worker.cluster is {name}, and no cluster of this name has joined. Join it (shoal join), or set "
-            "worker.cluster: any."
-        )
-    if state is ClusterState.AWAY:
-        return (
-            f"worker.cluster is {name}, and this cluster does not answer. The job starts when it answers again; to "
-            "start elsewhere, set worker.cluster: any."
-        )
-    if state is ClusterState.CORDONED:
-        return (
-            f"worker.cluster is {name}, and this cluster is cordoned. Uncordon it (shoal clusters uncordon {name}), or "
-            "set worker.cluster: any."
-        )
+    name = job.cluster
+    obstacles = {
+        None: "no cluster of this name has joined. Join it (shoal join), or",
+        ClusterState.AWAY: "this cluster does not answer. The job starts when it answers again; to start elsewhere,",
+        ClusterState.CORDONED: f"this cluster is cordoned. Uncordon it (shoal clusters uncordon {name}), or",
+    }
     if name in job.excluded_clusters:
-        return (
-            f"worker.cluster is {name}, and its checkpoints (checkpoint.url) are not known to be reachable there. It "
-            "waits until they are; to start elsewhere, set worker.cluster: any."
+        obstacles[ClusterState.OPEN] = (
+            "its checkpoints (checkpoint.url) are not known to be reachable there. It waits until they are; to start "
+            "elsewhere,"
         )
-    return None
+    obstacle = obstacles.get(_state(plan, name))
+    return None if obstacle is None else f"worker.cluster is {name}, and {obstacle} set worker.cluster: any."
 
 
 def _state(plan: Plan, name: str) -> ClusterState | None:
