@@ -61,7 +61,7 @@ class Timeline:
         bound = incident.node_loss.at_most if incident.node_loss is not None else steps_bound(fault)
         lost = incident.steps_lost or 0
         if bound is not None and lost > bound:
-            words = f"; {incident.node_loss.words()}" if incident.node_loss else ""
+            words = f"; {incident.node_loss.describe()}" if incident.node_loss else ""
             self.violation(f"{name}: {fault} cost {lost} completed steps, and at most {bound} are allowed{words}")
 
     def show_jobs(self, client: Client, jobs: Mapping[str, str]) -> None:

@@ -53,7 +53,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.decide import after, decide
-from shoal_service.core.scheduling.explaining import HeldBack, held_back
+from shoal_service.core.scheduling.explaining import HeldBack, explain_held_back
 from shoal_service.core.scheduling.market import (
     Decision,
     MarketState,
@@ -612,4 +612,4 @@ def _turn(change: Change, row: DriveRow) -> int:
 
 @paused_collector()
 def _held_back(state: MarketState, changes: Sequence[Change], now: float) -> list[HeldBack]:
-    return held_back(after(state, changes, now), now)
+    return explain_held_back(after(state, changes, now), now)

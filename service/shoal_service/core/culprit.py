@@ -300,7 +300,7 @@ def _is_elsewhere(samples: Sequence[Sample], calls: dict[int, Collective]) -> Su
         return None
     waiting = next(call for call in calls.values() if call.is_waiting)
     evidence = tuple(f"rank {rank} is {place(stack)}" for rank, _, stack in active)
-    others = f"the others wait in {waiting.words()}"
+    others = f"the others wait in {waiting.describe()}"
     return Suspect(resource=_resource_of_phase(active[0][2]), ranks=_ranks(active), evidence=(*evidence, others))
 
 
@@ -316,10 +316,10 @@ def _waits_in_another(calls: dict[int, Collective]) -> Suspect | None:
         ranks = [rank for rank, call in calls.items() if (call.number, call.name, call.bytes) != usual]
     if 2 * count <= len(calls) and 2 * len(ranks) > len(calls):
         return None
-    evidence = tuple(f"rank {rank} waits in {calls[rank].words()}" for rank in ranks)
+    evidence = tuple(f"rank {rank} waits in {calls[rank].describe()}" for rank in ranks)
     other = next(call for rank, call in calls.items() if rank not in ranks)
     return Suspect(
-        resource=Resource.PROGRAM, ranks=tuple(ranks), evidence=(*evidence, f"the others wait in {other.words()}")
+        resource=Resource.PROGRAM, ranks=tuple(ranks), evidence=(*evidence, f"the others wait in {other.describe()}")
     )
 
 

@@ -1,10 +1,11 @@
-"""Sets values in a document by dotted paths of keys, as `--set` and the grid of a sweep name them. Pure.
+"""Reads and sets values in a document by paths of keys, as `--set` and the grid of a sweep name them. Pure.
 
 The command line and `sweeps` refuse the same paths in the same words, since both call this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,15 @@ class NotASection(FieldError, ValueError, text="{path}: {part} is {value!r}, not
     path: str
     part: str
     value: object
+
+
+def read(document: Any, path: Iterable[str], default: Any = None) -> Any:
+    """Return the value at the path; `default` if the document has no such key."""
+    for key in path:
+        if not isinstance(document, Mapping) or key not in document:
+            return default
+        document = document[key]
+    return document
 
 
 def assign(document: dict[str, Any], path: str, value: Any) -> None:

@@ -32,7 +32,7 @@ class WorkerLossBound(Frozen):
     reason: str = ""
     """Why more than one step may be."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return _describe_limit(self.at_most) + (f": {self.reason}" if self.reason else "")
 
 
@@ -49,21 +49,16 @@ class NodeLossBound(Frozen):
     reason: str = ""
     """Why the bound is not a better one."""
 
-    def words(self) -> str:
-        return f"losing a node {_describe_limit(self.at_most)}, {self.now} now ({self._how()})"
-
-    def _how(self) -> str:
-        match self.protection:
-            case Protection.REPLICAS:
-                return "other nodes have replicas"
-            case Protection.SHARED_MEMORY:
-                return "all nodes are on one machine, whose memory outlives them"
-            case Protection.COPIES:
-                every = "step" if self.every_steps == 1 else f"{self.every_steps:g} steps"
-                how = f"copies on other nodes after every {every}"
-            case Protection.CHECKPOINT:
-                how = "from the last checkpoint"
-        return f"{how}; {self.reason}" if self.reason else how
+    def describe(self) -> str:
+        every = "step" if self.every_steps in (1, None) else f"{self.every_steps:g} steps"
+        sources = {
+            Protection.REPLICAS: "other nodes have replicas",
+            Protection.SHARED_MEMORY: "all nodes are on one machine, whose memory outlives them",
+            Protection.COPIES: f"copies on other nodes after every {every}",
+            Protection.CHECKPOINT: "from the last checkpoint",
+        }
+        source = "; ".join(filter(None, (sources[self.protection], self.reason)))
+        return f"losing a node {_describe_limit(self.at_most)}, {self.now} now ({source})"
 
 
 def _describe_limit(at_most: int | None) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
+from shoal_service.core.key_paths import read
 from shoal_workers.contract import Frozen, JobSpec
 
 Losses = Iterable[tuple[int, float]]
@@ -132,7 +133,9 @@ def differences(spec: JobSpec, against: JobSpec) -> tuple[SpecDifference, ...]:
     """The keys below DECISIVE that differ, each by its full path."""
     left, right = spec.model_dump(mode="json"), against.model_dump(mode="json")
     return tuple(
-        difference for path in DECISIVE for difference in _differences(path, _at(left, path), _at(right, path))
+        difference
+        for path in DECISIVE
+        for difference in _differences(path, read(left, path.split(".")), read(right, path.split(".")))
     )
 
 
@@ -207,14 +210,6 @@ class _Thinned:
 
 def _worse(a: _Point, b: _Point) -> _Point:
     return b if b.rel_diff > a.rel_diff else a
-
-
-def _at(document: dict[str, Any], path: str) -> Any:
-    """None if the document has no such key, as that of a script has none of a task."""
-    value: Any = document
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _differences(path: str, value: Any, against: Any) -> Iterator[SpecDifference]:

@@ -274,7 +274,7 @@ def note_driver_failure(tx: Transaction, job_id: str, event: DriverFailed, *, no
     """Records an unexpected error of the driver. The job's status says so until its supervisor reports."""
     with edit_job(tx, job_id, now) as edit:
         edit.event(event)
-        edit.describe(message=event.words())
+        edit.describe(message=event.describe())
 
 
 def _others(flows: Sequence[WorkerFlow]) -> dict[str, Any]:

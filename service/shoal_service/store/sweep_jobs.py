@@ -225,7 +225,7 @@ def prune(tx: Transaction, job_id: str, sweep: str, worse: Verdict, rule: Rule, 
             num_kept=worse.num_kept,
         )
         edit.event(event)
-        edit.move(after, PRUNED, event.words())
+        edit.move(after, PRUNED, event.describe())
     return True
 
 

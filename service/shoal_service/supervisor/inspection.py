@@ -165,7 +165,7 @@ class StackTaker:
             return
         self._standstill, self._taken = None, None  # it made progress since
         self._context.reporter.set_standstill("")
-        if hangs.standstill(state, self._context.clock.time()):
+        if hangs.find_standstill(state, self._context.clock.time()):
             self._standstill = standstill
             self._context.spawn(self._take_of_standstill(standstill))
 

@@ -159,36 +159,30 @@ LABEL, JOB_NAME, USER = (whole(rule.pattern) for rule in (_LABEL, _LABEL_NAME, _
 """Patterns for a JSON Schema: what `is_label`, `is_job_name` and `is_user` accept."""
 
 
-def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
-    for name, value in labels.items():
-        if not _LABEL_NAME.fullmatch(name):
-            raise ValueError(f"label {name[:80]!r}: a name has at most 63 letters, digits and inner . _ -.")
-        if len(value) > 255 or not value.isprintable():
-            raise ValueError(f"label {name!r}: a value has at most 255 printable characters.")
-    return labels
+def _check_texts(kind: str, most: int, characters: str, others: str = "") -> AfterValidator:
+    """Make the validator of texts by name. `others`: characters that a text may have besides the printable ones."""
+
+    def check(texts: dict[str, str]) -> dict[str, str]:
+        for name, text in texts.items():
+            if not _LABEL_NAME.fullmatch(name):
+                raise ValueError(f"{kind} {name[:80]!r}: a name has at most 63 letters, digits and inner . _ -.")
+            if len(text) > most or not all(char.isprintable() or char in others for char in text):
+                raise ValueError(f"{kind} {name!r}: a value has at most {most} {characters}.")
+        return texts
+
+    return AfterValidator(check)
 
 
 _NAMES = {"propertyNames": {"pattern": whole(_LABEL_NAME.pattern)}}
 JobLabels = Annotated[
     dict[str, str],
-    AfterValidator(_checked_labels),
+    _check_texts("label", 255, "printable characters"),
     Field(json_schema_extra={**_NAMES, "additionalProperties": {"type": "string", "maxLength": 255}}),
 ]
 """Names and values that a user gives a job, to find and to compare jobs."""
-
-
-def _checked_annotations(annotations: dict[str, str]) -> dict[str, str]:
-    for name, value in annotations.items():
-        if not _LABEL_NAME.fullmatch(name):
-            raise ValueError(f"annotation {name[:80]!r}: a name has at most 63 letters, digits and inner . _ -.")
-        if len(value) > _MAX_ANNOTATION or not all(char.isprintable() or char in "\n\t" for char in value):
-            raise ValueError(f"annotation {name!r}: a value has at most {_MAX_ANNOTATION} characters of text.")
-    return annotations
-
-
 Annotations = Annotated[
     dict[str, str],
-    AfterValidator(_checked_annotations),
+    _check_texts("annotation", _MAX_ANNOTATION, "characters of text", "\n\t"),
     Field(json_schema_extra={**_NAMES, "additionalProperties": {"type": "string", "maxLength": _MAX_ANNOTATION}}),
 ]
 """Names and free texts that a user gives a job; nothing is decided by them."""

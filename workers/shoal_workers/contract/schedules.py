@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic.config import JsonDict
 
-from shoal_workers.contract.base import Frozen, PositiveInt, if_set, whole
+from shoal_workers.contract.base import PositiveInt, if_set, whole
+from shoal_workers.contract.rules import Rule, Section
 
 _NAMES = ("cosine", "linear", "constant", "wsd", "inverse_sqrt", "one_cycle", "step", "polynomial")
 _TORCH = "torch.optim.lr_scheduler"
@@ -71,7 +72,18 @@ _RULES: JsonDict = {
 }
 
 
-class ScheduleSpec(Frozen):
+def _refuse_elsewhere(key: str, name: str) -> Rule[Any]:
+    """Make the rule that a key belongs to the schedule of one name."""
+    return Rule(
+        lambda schedule: getattr(schedule, key) is not None and schedule.name != name,
+        lambda schedule: (
+            f"schedule.{key} belongs to schedule.name: {name}, and schedule.name is {schedule.name}. Set schedule.name "
+            f"to {name}, or remove schedule.{key}."
+        ),
+    )
+
+
+class ScheduleSpec(Section):
     """Learning rate over the steps: linear warm-up, then the named course until the last step."""
 
     model_config = ConfigDict(json_schema_extra=_RULES)
@@ -125,17 +137,13 @@ class ScheduleSpec(Frozen):
         _refuse_arguments(name, {} if args is None else args)
         return {"warmup_steps": 0} | document
 
-    @model_validator(mode="after")
-    def _keys_of_the_name(self) -> ScheduleSpec:
-        for key, name in _SCHEDULE_OF.items():
-            if getattr(self, key) is not None and self.name != name:
-                raise ValueError(
-                    f"schedule.{key} belongs to schedule.name: {name}, and schedule.name is {self.name}. Set "
-                    f"schedule.name to {name}, or remove schedule.{key}."
-                )
-        if self.name == "step" and self.every_steps is None:
-            raise ValueError("schedule.name is step, which needs schedule.every_steps: how often the rate falls.")
-        return self
+    rules = (
+        *(_refuse_elsewhere(key, name) for key, name in _SCHEDULE_OF.items()),
+        Rule(
+            lambda schedule: schedule.name == "step" and schedule.every_steps is None,
+            "schedule.name is step, which needs schedule.every_steps: how often the rate falls.",
+        ),
+    )
 
     @model_serializer(mode="wrap")
     def _without_what_it_does_not_read(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]

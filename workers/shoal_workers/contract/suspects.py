@@ -42,7 +42,7 @@ class Suspect(Frozen):
     evidence: tuple[str, ...]
     """What was observed, the most telling first."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         ranks = ", ".join(map(str, self.ranks))
         who = f"rank {ranks}" if len(self.ranks) == 1 else f"ranks {ranks}" if ranks else "no single rank"
         node = f" on {self.node_ip}" if self.node_ip else ""
@@ -62,7 +62,7 @@ class Collective(Frozen):
     deviation: str = ""
     """How the calls of this step differ from those of the step before; empty: they do not, or there is none."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"{self.name} number {self.number} ({self.bytes:,} bytes)"
 
 

@@ -162,7 +162,7 @@ def render_incident(incident: IncidentView) -> list[Any]:
         [
             ("at", format_time(incident.at)),
             ("noticed by", incident.witness),
-            ("suspected", "" if incident.suspect is None else incident.suspect.words()),
+            ("suspected", "" if incident.suspect is None else incident.suspect.describe()),
             ("ranks", _ranks(incident)),
             ("worker ids", ", ".join(incident.worker_ids)),
             ("node", incident.node_id),
@@ -173,7 +173,7 @@ def render_incident(incident: IncidentView) -> list[Any]:
             ("state from", incident.state_source or ""),
             ("moved", "" if incident.bytes_moved is None else size_text(incident.bytes_moved)),
             ("steps lost", "" if incident.steps_lost is None else str(incident.steps_lost)),
-            ("bound", "" if incident.node_loss is None else incident.node_loss.words()),
+            ("bound", "" if incident.node_loss is None else incident.node_loss.describe()),
         ]
     )
     stacks = [Text(""), *render_stacks(incident.stacks)] if incident.stacks is not None else []

@@ -489,7 +489,7 @@ def _code_text(job: JobView) -> str:
 
 
 def _cost_text(job: JobView, bound: WorkerLossBound | NodeLossBound | None) -> str:
-    return "" if bound is None or job.status.state.ended else bound.words()
+    return "" if bound is None or job.status.state.ended else bound.describe()
 
 
 def goodput_text(job: JobView) -> str:

@@ -2,9 +2,9 @@
 newest.
 
     each rank       engine/state/saving.py          writes its part, and reports it once it is durable (SavedPart)
-    here            part_saved, commit_whole        once the parts of all ranks are there: Commit
+    here            keep_part, commit_whole         once the parts of all ranks are there: Commit
     supervisor      supervisor/checkpoints.py       checks their lengths and writes COMMIT.json: the checkpoint exists
-    here            committed                       it is the newest, and a group that waits for it goes on
+    here            handle_commit                   it is the newest, and a group that waits for it goes on
 
 A storage that does not answer is asked again until `checkpoint.wait_s` is over: an outage of seconds must not end a job
 that waits for nothing else. So is one that has neither the newest checkpoint that is known nor a newer one: a mount is
@@ -82,7 +82,7 @@ def describe_missing(expected: str | None, newest_there: CheckpointName | None) 
     return f"{has}, and the job has committed {committed_name}"
 
 
-def search_failed(turn: Turn, event: StorageAway) -> None:
+def handle_failed_search(turn: Turn, event: StorageAway) -> None:
     """Repeat a search that failed, after a pause."""
     current = turn.current
     if not isinstance(current, (Opening, FallingBack)) or current.search.retry_at is not None:
@@ -182,7 +182,7 @@ def _describe_damage(state: Attempt) -> str:
     )
 
 
-def part_saved(turn: Turn, part: SavedPart) -> None:
+def keep_part(turn: Turn, part: SavedPart) -> None:
     """Keep a part that a rank has saved. It may arrive twice: in its own report and with the worker's exit, or again
     after a restart."""
     index = turn.checkpoints
@@ -224,7 +224,7 @@ def _note_last_commit(turn: Turn, generation: int, step: int, error: str = "") -
         turn.do(*(NoteCommit(index, generation, step, error) for index in state.in_run))
 
 
-def committed(turn: Turn, name: str, generation: int, step: int) -> None:
+def handle_commit(turn: Turn, name: str, generation: int, step: int) -> None:
     _forget_parts(turn, name)
     if turn.checkpoints.is_distrusted(name):  # its commit was in flight when the state was found wrong
         distrust(turn, name)
@@ -237,7 +237,7 @@ def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     _note_last_commit(turn, generation, step)
 
 
-def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
+def handle_failed_commit(turn: Turn, name: str, generation: int, message: str) -> None:
     _forget_parts(turn, name)
     turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
     turn.emit(CheckpointFailed(name=name, generation=generation, message=message))
@@ -259,7 +259,7 @@ def _forget_parts(turn: Turn, name: str) -> None:
     turn.checkpoints = replace(turn.checkpoints, committing=committing, parts=parts)
 
 
-def save_failed(turn: Turn, item: SaveFailed) -> None:
+def handle_failed_save(turn: Turn, item: SaveFailed) -> None:
     name = str(CheckpointName(item.step, turn.config.attempt, item.generation))
     parts = {other: parts for other, parts in turn.checkpoints.parts.items() if other != name}
     turn.checkpoints = replace(turn.checkpoints, parts=parts)
@@ -277,7 +277,7 @@ def save_failed(turn: Turn, item: SaveFailed) -> None:
         )
 
 
-def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
+def trust_equal_replicas(turn: Turn, item: ReplicasEqual) -> None:
     """The replicas were compared and are equal, so the state of this step and of all earlier ones is trusted."""
     index = turn.checkpoints
     turn.checkpoints = replace(
@@ -288,7 +288,7 @@ def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
     )
 
 
-def group_formed(turn: Turn, start_step: int) -> None:
+def note_formed_group(turn: Turn, start_step: int) -> None:
     """A group has formed. If it has read a checkpoint or begun from the seed, all of its ranks hold the same state."""
     turn.checkpoints = replace(turn.checkpoints, unreadable_since=None)
     if turn.group.source is None or turn.checkpoints.clean_step is None:

@@ -79,7 +79,7 @@ def readiness(state: Attempt) -> Decision:
     return Decision(True, f"code {short(state.code.current)} -> {short(update.version)}")
 
 
-def refused_by(turn: Turn, worker: Worker, reason: str) -> bool:
+def refuse_if_part_of_update(turn: Turn, worker: Worker, reason: str) -> bool:
     """Refuse the update if this worker, which could not start, belongs to it. Return False if it does not."""
     update = turn.code.warming
     if update is None or worker.code != update.version:
@@ -88,7 +88,7 @@ def refused_by(turn: Turn, worker: Worker, reason: str) -> bool:
     return True
 
 
-def models_compared(turn: Turn, worker: Worker, difference: str) -> None:
+def note_comparison(turn: Turn, worker: Worker, difference: str) -> None:
     """Note the result of a comparison. `difference` is in words; empty if the models are equal."""
     update = turn.code.warming
     if update is None or worker.code != update.version:
@@ -162,14 +162,14 @@ def turn_over(turn: Turn) -> None:
         _take_over(turn)
 
 
-def trial_formed(turn: Turn) -> None:
+def note_formed_trial(turn: Turn) -> None:
     trial = turn.code.trial
     if trial is not None and trial.pause_s is None:
         pause_s = max(0.0, turn.now - trial.paused_at)
         turn.code = replace(turn.code, update=replace(trial, pause_s=pause_s))
 
 
-def trial_step_done(turn: Turn, report: StepReport) -> None:
+def judge_trial_step(turn: Turn, report: StepReport) -> None:
     """Measure a step of the new code, and accept the code or note its fault once the verdict is due."""
     trial = turn.code.trial
     if trial is None or trial.fault:
@@ -190,7 +190,7 @@ def trial_step_done(turn: Turn, report: StepReport) -> None:
             accept(turn)
 
 
-def trial_step_skipped(turn: Turn, report: StepSkipped) -> None:
+def note_skipped_trial_step(turn: Turn, report: StepSkipped) -> None:
     """Note a fault of the new code if a step was skipped because its loss is not finite. A step that was skipped
     because the loss scale was too large is no fault."""
     trial = turn.code.trial

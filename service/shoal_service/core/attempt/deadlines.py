@@ -109,7 +109,7 @@ def _evict_unresponsive(turn: Turn, quiescing: Quiescing) -> None:
     waited, limit_s = turn.now - since, state.leave_s + late_s
     unresponsive_s = state.config.timeouts.unresponsive_s + late_s
     hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
-    unanswering = hangs.unanswering(state, turn.now) if hung else frozenset()
+    unanswering = hangs.find_unanswering(state, turn.now) if hung else frozenset()
     generation = state.group.generation
     for index in state.in_run:
         worker = state.pool.worker(index)
@@ -296,7 +296,7 @@ def _newest(since: float, stamps: list[ProgressStamp]) -> float:
 # How the deadlines move
 
 
-def moved(state: T, by_s: float) -> T:
+def shift_times(state: T, by_s: float) -> T:
     """The state after a jump of the wall clock by `by_s` seconds, which may be negative."""
 
     def move(name: str, at: float) -> float:

@@ -143,7 +143,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             settings=settings,
             standing=state.history.standing,
             skip_steps=state.history.skip_steps,
-            proof=demanded_proof(state, layout),
+            proof=choose_proof_demand(state, layout),
             commit_timeout_s=state.config.timeouts.commit_s,
             collective_timeout_s=collective_timeout_s,
         )
@@ -235,7 +235,7 @@ def _forget_last_group(turn: Turn) -> None:
     turn.checkpoints = replace(turn.checkpoints, parts=parts)
 
 
-def demanded_proof(state: Attempt, layout: Layout) -> ProofDemand:
+def choose_proof_demand(state: Attempt, layout: Layout) -> ProofDemand:
     """Return which proof of its layout the next group needs. The data axes need no plan, so they need no proof."""
     if not layout.planned_axes or find_proof(layout, state.history.proofs) is not None:
         return ProofDemand.NONE
@@ -244,7 +244,7 @@ def demanded_proof(state: Attempt, layout: Layout) -> ProofDemand:
     return ProofDemand.IF_POSSIBLE
 
 
-def proof_arrived(turn: Turn, proof: LayoutProof | None) -> None:
+def keep_proof(turn: Turn, proof: LayoutProof | None) -> None:
     """Keep the proof of the layout of a group that has formed."""
     if proof is None:
         return
@@ -261,7 +261,7 @@ def proof_arrived(turn: Turn, proof: LayoutProof | None) -> None:
     )
 
 
-def proof_refused(turn: Turn, message: str) -> bool:
+def note_refused_layout(turn: Turn, message: str) -> bool:
     """Note that the group has refused its layout. Return True if another group may follow."""
     layout = turn.group.layout
     assert layout is not None, "a group has a layout"
@@ -276,7 +276,7 @@ _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
 would slow the survivors down."""
 
 
-def became_warm(turn: Turn, worker: Worker, info: WorkerInfo) -> None:
+def handle_warm_worker(turn: Turn, worker: Worker, info: WorkerInfo) -> None:
     turn.pool = turn.pool.with_worker(replace(worker, info=info, warm_at=turn.now))
     turn.budgets = replace(turn.budgets, failed_starts=0)
     turn.emit(
@@ -287,14 +287,14 @@ def became_warm(turn: Turn, worker: Worker, info: WorkerInfo) -> None:
     memory_snapshots.ask_if_useful(turn, worker.index)  # it may serve what workers before it have left on its node
 
 
-def unreachable(turn: Turn, worker: Worker) -> None:
+def note_unreachable(turn: Turn, worker: Worker) -> None:
     """Note that calls to a worker fail. This is not a failure yet: the error may be transient. See
     Timeouts.unreachable_s."""
     if worker.warm and worker.unreachable_since is None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=turn.now))
 
 
-def answered(turn: Turn, index: int) -> None:
+def note_answer(turn: Turn, index: int) -> None:
     """Note that a worker has answered, so an error before was transient. If it could not be asked for its snapshots
     before, it is asked now."""
     worker = turn.pool.worker(index)
@@ -304,16 +304,16 @@ def answered(turn: Turn, index: int) -> None:
             memory_snapshots.ask_if_useful(turn, index)
 
 
-def failed_to_start(turn: Turn, worker: Worker, error: ErrorReport) -> None:
+def handle_failed_start(turn: Turn, worker: Worker, error: ErrorReport) -> None:
     """The task could not be loaded in a worker. Before the first group the job fails. Later only this worker is
     dropped; at any time, if the reason is outside the task's code."""
-    if code_update.refused_by(turn, worker, f"a worker could not load it: {error.sentence}"):
+    if code_update.refuse_if_part_of_update(turn, worker, f"a worker could not load it: {error.sentence}"):
         return
     if error.error_class is not ErrorClass.PLAIN:
         message = f"{error.type}: {error.message}"
         turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=message))
         turn.kill(worker.index, "it could not start")
-        start_died(turn, worker, message)
+        handle_death_at_start(turn, worker, message)
     elif not turn.history.has_formed:
         failure = error.as_failure(ranks=(), step=0)
         reason = EndReason.USER_ERROR if error.origin is Origin.TASK else EndReason.INTERNAL
@@ -325,10 +325,10 @@ def failed_to_start(turn: Turn, worker: Worker, error: ErrorReport) -> None:
         turn.budgets = replace(turn.budgets, failed_starts=failed, grow_not_before=turn.now + 30.0)
 
 
-def start_died(turn: Turn, worker: Worker, message: str) -> None:
+def handle_death_at_start(turn: Turn, worker: Worker, message: str) -> None:
     """A worker died before it was warm. Too many in a row end the attempt if no group runs; while one runs, the next
     start is delayed longer each time."""
-    if code_update.refused_by(turn, worker, f"a worker ended before it was warm: {message}"):
+    if code_update.refuse_if_part_of_update(turn, worker, f"a worker ended before it was warm: {message}"):
         return
     failed = turn.budgets.failed_starts + 1
     turn.budgets = replace(turn.budgets, failed_starts=failed)
@@ -342,7 +342,7 @@ def start_died(turn: Turn, worker: Worker, message: str) -> None:
         )
 
 
-def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
+def handle_notice(turn: Turn, index: int, notice: PreemptionNotice) -> None:
     """The worker, not its node, will be taken away soon: it got SIGTERM or a preemption notice."""
     worker = turn.pool.worker(index)
     if worker is None or worker.info is None or worker.leave is not None:

@@ -1,5 +1,5 @@
-"""Hangs: no rank makes progress for longer than the group's own pace allows. Decisions are pure; `progress_reported`
-and `step_measured` keep what they are made from.
+"""Hangs: no rank makes progress for longer than the group's own pace allows. Decisions are pure; `keep_progress`
+and `add_step_time` keep what they are made from.
 
     threshold = max(health.hang_factor x median step, SLOWEST_FACTOR x slowest step, health.hang_floor_s)
                 not measured yet (first step of new workers or of a new layout, validation): at least PATIENT_S
@@ -51,7 +51,7 @@ class HangDecision(Decision):
     """The hang; None if the group does not hang."""
 
 
-def progress_reported(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> None:
+def keep_progress(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> None:
     """Keep what the polls of workers have answered: the time of each answer, and a new stamp if the progress counter of
     this generation has changed."""
     answered_at, stamps = dict(turn.progress.answered_at), dict(turn.progress.stamps)
@@ -87,7 +87,7 @@ def _stamp(progress: Progress, now: float) -> ProgressStamp:
     )
 
 
-def step_measured(progress: GroupProgress, step_s: float, *, is_first: bool) -> GroupProgress:
+def add_step_time(progress: GroupProgress, step_s: float, *, is_first: bool) -> GroupProgress:
     """Add the duration of a step. `is_first`: it is the first step of its generation, which may have compiled and
     touched new memory, so it does not count for the slowest steps."""
     times = (*progress.step_times, step_s)[-MEDIAN_OF:]
@@ -121,7 +121,7 @@ def find_hang(state: Attempt, now: float) -> HangDecision:
     return HangDecision(True, reason, Hang(step=state.progress.step, index=index, is_repeated=is_repeated))
 
 
-def standstill(state: Attempt, now: float) -> Decision:
+def find_standstill(state: Attempt, now: float) -> Decision:
     """Decide whether to show that no rank has made progress for a while. The reason names the rank that is waited for,
     and when the group counts as hung."""
     in_run = state.in_run
@@ -146,7 +146,7 @@ def threshold_s(state: Attempt) -> float:
     return _threshold(state, state.in_run)[0]
 
 
-def unanswering(state: Attempt, now: float) -> frozenset[int]:
+def find_unanswering(state: Attempt, now: float) -> frozenset[int]:
     """Find the workers of the group that have left one poll after the other unanswered, so an interrupt would not reach
     them either. Empty if all workers have: then the supervisor itself was cut off."""
     ages = {i: now - state.progress.answered_at[i] for i in state.group.workers if i in state.progress.answered_at}

@@ -34,7 +34,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
     names = () if worker is None else (worker.worker_id,)
     node_id = "" if worker is None else worker.node_id
     known = state.incident
-    bound = node_loss_bound(state) if FAULTS[cause].blames is Blame.NODE else None
+    bound = bound_node_loss(state) if FAULTS[cause].blames is Blame.NODE else None
     sign_at = _last_sign(state, worker, turn.now if known is None else known.at)
     if known is None:
         before = GroupBefore(
@@ -58,7 +58,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
         )
         since = turn.history.incidents_since or turn.now
         turn.history = replace(turn.history, num_incidents=turn.incident.id, incidents_since=since)
-        turn.emit(opened(turn.incident))
+        turn.emit(make_opened_event(turn.incident))
     else:
         signs = [sign for sign in (known.last_sign_at, sign_at) if sign is not None]
         updated = known
@@ -77,7 +77,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
     turn.show_incident()
 
 
-def opened(incident: Incident) -> IncidentOpened:
+def make_opened_event(incident: Incident) -> IncidentOpened:
     return IncidentOpened(
         id=incident.id,
         cause=incident.cause,
@@ -91,7 +91,7 @@ def opened(incident: Incident) -> IncidentOpened:
     )
 
 
-def quiesced(incident: Incident, step: int, now: float) -> Incident:
+def note_quiesced(incident: Incident, step: int, now: float) -> Incident:
     """The incident once every worker has left `run`. `step`: the newest step that the survivors have completed."""
     before = replace(incident.before, step=max(incident.before.step, step))
     bound = incident.node_loss
@@ -211,7 +211,7 @@ def open_after_loss(lost: LostAttempt, now: float) -> Incident:
     )
 
 
-def node_loss_bound(state: Attempt) -> NodeLossBound | None:
+def bound_node_loss(state: Attempt) -> NodeLossBound | None:
     """Bound the steps that the loss of a node costs now; None if no group has formed yet, or a script has its own
     checkpoints."""
     if state.target.is_script or not state.group.machines or not state.history.has_formed:
@@ -236,7 +236,7 @@ def node_loss_bound(state: Attempt) -> NodeLossBound | None:
     return _from_copies(state, cost, cost.buddy_step)
 
 
-def worker_loss_bound(state: Attempt) -> WorkerLossBound | None:
+def bound_worker_loss(state: Attempt) -> WorkerLossBound | None:
     """Bound the steps that the loss of a worker costs now; None if no group has formed yet, it has not reported how it
     keeps snapshots, or a script has its own checkpoints."""
     if state.target.is_script or not state.group.machines or not state.history.has_formed:
@@ -295,7 +295,7 @@ def _from_checkpoint(state: Attempt, reason: str) -> NodeLossBound:
     )
 
 
-def silent_node_lost(turn: Turn, worker: Worker, cause: IncidentCause, message: str) -> None:
+def note_dead_silent_node(turn: Turn, worker: Worker, cause: IncidentCause, message: str) -> None:
     """A worker is gone. If it was left out and Ray has declared its node dead, the cause of the incident becomes the
     dead node."""
     if worker.left_out is None or cause is not IncidentCause.NODE_DIED:

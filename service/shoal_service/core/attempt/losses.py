@@ -59,13 +59,13 @@ _MARGIN_S = 0.25
 _MAY_BE_RAISED_BY_OTHERS = (ExitKind.USER_ERROR, ExitKind.WORKER_FAULT, ExitKind.ENGINE_ERROR)
 
 
-def worker_lost(turn: Turn, worker: Worker, cause: IncidentCause, witness: str, message: str) -> None:
+def handle_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause, witness: str, message: str) -> None:
     """Note that a worker is gone. If it had not left `run`, its group is lost. If it had, its part of the last
     checkpoint may be lost."""
     index = worker.index
     turn.drop_worker(index)
     _note_death(turn, worker, cause)
-    incidents.silent_node_lost(turn, worker, cause, message)
+    incidents.note_dead_silent_node(turn, worker, cause, message)
     leave = placement.find_leave(turn.state, worker)
     if FAULTS[cause].is_preemption_after_notice and leave is not None and not leave.is_suspected:
         cause = IncidentCause.PREEMPTED
@@ -76,9 +76,9 @@ def worker_lost(turn: Turn, worker: Worker, cause: IncidentCause, witness: str, 
     else:
         _count_against_node(turn, worker, cause)
     if worker.only_on and not worker.warm and FAULTS[cause].memory is Memory.LOST:
-        memory_snapshots.node_is_gone(turn, worker.only_on)  # no fault of the worker's start
+        memory_snapshots.forget_node(turn, worker.only_on)  # no fault of the worker's start
     elif not worker.warm:
-        forming.start_died(turn, worker, message)
+        forming.handle_death_at_start(turn, worker, message)
     elif worker.in_run and turn.state.group_active:
         memory_snapshots.note_lost_worker(turn, worker, cause)
         incidents.blame(turn, cause, witness, message, worker)
@@ -93,7 +93,7 @@ def evict(turn: Turn, index: int, cause: IncidentCause, witness: str, message: s
     worker = turn.pool.worker(index)
     if worker is not None:
         turn.do(KillWorker(index, message))
-        worker_lost(turn, worker, cause, witness, message)
+        handle_lost_worker(turn, worker, cause, witness, message)
 
 
 def replace_faulty(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
@@ -112,7 +112,7 @@ def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> 
     quiesce(turn)
 
 
-def run_returned(turn: Turn, worker: Worker, worker_exit: WorkerExit) -> None:
+def handle_exit(turn: Turn, worker: Worker, worker_exit: WorkerExit) -> None:
     """Note how a worker has left `run`. If that was not planned, its group is lost."""
     index, is_current = worker.index, worker_exit.generation == turn.group.generation
     if worker.left_out is not None and worker.left_out.generation == worker_exit.generation:
@@ -126,7 +126,7 @@ def run_returned(turn: Turn, worker: Worker, worker_exit: WorkerExit) -> None:
     turn.group = replace(turn.group, exits=turn.group.exits.with_item(index, worker_exit))
     turn.progress = replace(turn.progress, step=max(turn.progress.step, worker_exit.step))
     if worker_exit.saved_part is not None:
-        checkpoints.part_saved(turn, worker_exit.saved_part)
+        checkpoints.keep_part(turn, worker_exit.saved_part)
     if isinstance(turn.current, Quiescing):
         turn.stay(replace(turn.current, left_at=turn.now))
     if worker_exit.is_planned and turn.stage in (Stage.FORMING, Stage.RUNNING):
@@ -192,12 +192,12 @@ def interrupt_rest(turn: Turn) -> None:
     turn.do(*(Interrupt(index, turn.group.generation) for index in turn.state.in_run))
 
 
-def interrupt_acknowledged(turn: Turn, worker: Worker, generation: int) -> None:
+def note_acknowledgement(turn: Turn, worker: Worker, generation: int) -> None:
     if turn.stage is Stage.QUIESCING and generation == turn.group.generation:
         turn.pool = turn.pool.with_worker(replace(worker, acknowledged=generation))
 
 
-def nodes_silent(turn: Turn, silent: Mapping[str, str]) -> None:
+def handle_silent_nodes(turn: Turn, silent: Mapping[str, str]) -> None:
     """Leave out the workers of nodes that do not answer any longer, and take back those of nodes that answer again.
 
     The group goes on without workers that are in `run`. They are fenced: the interrupt reaches them when their node
@@ -281,7 +281,7 @@ _OUT_OF_MEMORY = ("out of memory", "out-of-memory", "running low on memory", "oo
 """Texts by which the kernel and Ray's memory monitor report a lack of memory, in lower case."""
 
 
-def death_explained(turn: Turn, worker_id: str, message: str) -> None:
+def handle_explained_death(turn: Turn, worker_id: str, message: str) -> None:
     """Act on the exit status of a worker, which may become known some time after the death. The third crash in a row at
     one place ends the attempt."""
     if is_out_of_memory(message):

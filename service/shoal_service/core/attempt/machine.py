@@ -99,7 +99,7 @@ def open_attempt(state: Attempt) -> tuple[Command, ...]:
     search = (FindCheckpoint(expected=state.checkpoints.expected),) if state.stage is Stage.OPENING else ()
     if state.incident is None:
         return search
-    return (Emit(incidents.opened(state.incident)), ShowIncident(state.incident), *search)
+    return (Emit(incidents.make_opened_event(state.incident)), ShowIncident(state.incident), *search)
 
 
 def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[Attempt, tuple[Command, ...]]:
@@ -149,7 +149,7 @@ def _together(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
 
 
 def _moved(turn: Turn, jump: ClockJumped) -> Turn:
-    after = Turn(deadlines.moved(turn.state, jump.by_s), turn.now, turn.plan)
+    after = Turn(deadlines.shift_times(turn.state, jump.by_s), turn.now, turn.plan)
     after.commands = turn.commands
     return after
 
@@ -157,8 +157,8 @@ def _moved(turn: Turn, jump: ClockJumped) -> Turn:
 def _progressed(turn: Turn, events: Iterable[Event]) -> None:
     progress = [(event.index, event.progress) for event in events if isinstance(event, ProgressReported)]
     for index, _ in progress:
-        forming.answered(turn, index)
-    hangs.progress_reported(turn, progress)
+        forming.note_answer(turn, index)
+    hangs.keep_progress(turn, progress)
 
 
 def _follow(turn: Turn) -> None:
@@ -180,28 +180,28 @@ def _follow(turn: Turn) -> None:
 
 def _happen(turn: Turn, event: Event) -> None:
     if isinstance(event, _WORKER_ANSWERS):
-        forming.answered(turn, event.index)
+        forming.note_answer(turn, event.index)
     match event:
         case CheckpointFound():
             checkpoints.handle_found(turn, event)
         case StorageAway():
-            checkpoints.search_failed(turn, event)
+            checkpoints.handle_failed_search(turn, event)
         case StorageUnusable(message):
             turn.end(EndReason.STORAGE_FAILED, message)
         case DeathDated(worker_id, at):
             incidents.date_death(turn, worker_id, at)
         case DeathExplained(worker_id, message):
-            losses.death_explained(turn, worker_id, message)
+            losses.handle_explained_death(turn, worker_id, message)
         case SnapshotPartsReported(index, parts):
-            memory_snapshots.parts_reported(turn, index, parts)
+            memory_snapshots.keep_reported_parts(turn, index, parts)
         case ProgressReported():
             _progressed(turn, (event,))
         case ReportArrived(index, item):
-            reports.arrived(turn, index, item)
+            reports.handle_report(turn, index, item)
         case CheckpointCommitted(name, generation, committed_step):
-            checkpoints.committed(turn, name, generation, committed_step)
+            checkpoints.handle_commit(turn, name, generation, committed_step)
         case CommitFailed(name, generation, message):
-            checkpoints.commit_failed(turn, name, generation, message)
+            checkpoints.handle_failed_commit(turn, name, generation, message)
         case Directed():
             switching.obey(turn, event)
         case Reopened():
@@ -209,7 +209,7 @@ def _happen(turn: Turn, event: Event) -> None:
         case NodesAvoided(avoided):
             switching.avoid_nodes(turn, avoided)
         case NodesSilent(silent):
-            losses.nodes_silent(turn, silent)
+            losses.handle_silent_nodes(turn, silent)
         case Tick() | ClockJumped():
             pass  # deadlines are checked after every event
         case _:
@@ -221,19 +221,19 @@ def _happen(turn: Turn, event: Event) -> None:
 def _happen_to_worker(turn: Turn, worker: Worker, event: WorkerEvent) -> None:
     match event:
         case WorkerWarm(_, info):
-            forming.became_warm(turn, worker, info)
+            forming.handle_warm_worker(turn, worker, info)
         case WorkerFailedToStart(_, error):
-            forming.failed_to_start(turn, worker, error)
+            forming.handle_failed_start(turn, worker, error)
         case WorkerLost(_, cause, witness, message):
-            losses.worker_lost(turn, worker, cause, witness, message)
+            losses.handle_lost_worker(turn, worker, cause, witness, message)
         case WorkerUnreachable():
-            forming.unreachable(turn, worker)
+            forming.note_unreachable(turn, worker)
         case RunReturned(_, worker_exit):
-            losses.run_returned(turn, worker, worker_exit)
+            losses.handle_exit(turn, worker, worker_exit)
         case InterruptAcknowledged(_, generation):
-            losses.interrupt_acknowledged(turn, worker, generation)
+            losses.note_acknowledgement(turn, worker, generation)
         case ModelsCompared(_, difference):
-            code_update.models_compared(turn, worker, difference)
+            code_update.note_comparison(turn, worker, difference)
         case _:
             assert_never(event)
 

@@ -87,14 +87,14 @@ def _may_be_outdated(state: Attempt) -> bool:
     return max(1, life_of(state.group.generation)) < state.life
 
 
-def parts_reported(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> None:
+def keep_reported_parts(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> None:
     if index in turn.snapshots.requested:
         requested = turn.snapshots.requested.without(index)
         reported = turn.snapshots.reported.with_item(index, parts)
         turn.snapshots = replace(turn.snapshots, requested=requested, reported=reported)
 
 
-def snapshots_stopped(turn: Turn, item: SnapshotsStopped) -> None:
+def note_stopped_snapshots(turn: Turn, item: SnapshotsStopped) -> None:
     """Note that a rank of the group has no memory for snapshots. It is reported once for each rank and generation."""
     if item.rank in turn.progress.stopped:
         return
@@ -125,7 +125,7 @@ def note_workers_without_memory(turn: Turn, workers: Sequence[Worker]) -> None:
                 only_copies=False,
                 message=f"worker {worker.worker_id} could not use shared memory when it started; its log says why",
             )
-            snapshots_stopped(turn, stopped)
+            note_stopped_snapshots(turn, stopped)
 
 
 def are_awaited(state: Attempt, now: float) -> Decision:
@@ -256,7 +256,7 @@ def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
         turn.snapshots = replace(turn.snapshots, unreported_nodes=(*known, worker.node_id))
 
 
-def node_is_gone(turn: Turn, node: str) -> None:
+def forget_node(turn: Turn, node: str) -> None:
     """Forget a node whose memory can no longer be read."""
     nodes = tuple(other for other in turn.snapshots.unreported_nodes if other != node)
     turn.snapshots = replace(turn.snapshots, unreported_nodes=nodes)

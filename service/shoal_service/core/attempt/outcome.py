@@ -404,7 +404,7 @@ def apply(turn: Turn, following: Next) -> None:
             else:
                 _re_form(turn)
         case RefuseLayout(failure):
-            if forming.proof_refused(turn, failure.message):
+            if forming.note_refused_layout(turn, failure.message):
                 forming.plan_next(turn)
             else:
                 turn.end(EndReason.USER_ERROR, failure.sentence, failure)
@@ -456,7 +456,7 @@ def _re_form(turn: Turn) -> None:
     charged = budgets if is_free else budgets.recovered(turn.now)
     turn.budgets = replace(charged, fruitless=fruitless, form_not_before=turn.now + back_off_s)
     if incident is not None:
-        turn.incident = incidents.quiesced(incident, turn.progress.step, turn.now)
+        turn.incident = incidents.note_quiesced(incident, turn.progress.step, turn.now)
     if end := _exceeded_budget(turn.state, is_free=is_free):
         turn.end(end.reason, end.message)
     elif turn.checkpoints.must_search:

@@ -70,10 +70,10 @@ from shoal_workers.contract import (
 )
 
 
-def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
+def handle_report(turn: Turn, index: int, item: WorkerReport) -> None:
     """Handle a report of a worker. A report of an older generation is dropped."""
     if isinstance(item, PreemptionNotice):
-        forming.about_to_leave(turn, index, item)  # about the worker, whatever it does
+        forming.handle_notice(turn, index, item)  # about the worker, whatever it does
     elif item.generation == turn.group.generation and index in turn.group.ranks:
         _handle(turn, item)
 
@@ -85,23 +85,23 @@ def _handle(turn: Turn, item: WorkerReport) -> None:
         case StepReport():
             _step_done(turn, item)
         case SavedPart():
-            checkpoints.part_saved(turn, item)
+            checkpoints.keep_part(turn, item)
         case SaveFailed():
-            checkpoints.save_failed(turn, item)
+            checkpoints.handle_failed_save(turn, item)
         case StepSkipped():
             turn.progress = replace(turn.progress, step=max(turn.progress.step, item.step), advanced_at=turn.now)
             turn.emit(NonFiniteStepSkipped(step=item.step, loss=item.loss, grad_norm=item.grad_norm, ranks=item.ranks))
-            code_update.trial_step_skipped(turn, item)
+            code_update.note_skipped_trial_step(turn, item)
         case ReplayMismatch():
             _replay_differed(turn, item)
         case ReplicaMismatch():
             _replicas_differed(turn, item)
         case ReplicasEqual():
-            checkpoints.replicas_equal(turn, item)
+            checkpoints.trust_equal_replicas(turn, item)
         case SnapshotCost():
             turn.progress = replace(turn.progress, snapshots=item)
         case SnapshotsStopped():
-            memory_snapshots.snapshots_stopped(turn, item)
+            memory_snapshots.note_stopped_snapshots(turn, item)
         case ValidationReport():
             _judged(turn, item)
             checkpoints.commit_whole(turn)
@@ -131,10 +131,10 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
         _began_at(turn, item.start_step)
     elif not turn.group.is_start_known:
         turn.group = replace(turn.group, start_step=turn.progress.step)
-    code_update.trial_formed(turn)
+    code_update.note_formed_trial(turn)
     total_steps = turn.history.total_steps if is_script else item.total_steps
     turn.history = replace(turn.history, has_formed=True, total_steps=total_steps)
-    forming.proof_arrived(turn, item.proof)
+    forming.keep_proof(turn, item.proof)
     turn.progress = replace(turn.progress, advanced_at=turn.now)
     step = turn.group.start_step
     if turn.group.changes:
@@ -191,7 +191,7 @@ def _began_at(turn: Turn, start_step: int) -> None:
     """The group has restored the state of this step, and goes on from there."""
     turn.group = replace(turn.group, start_step=start_step)
     turn.budgets = turn.budgets.formed(start_step, turn.progress.furthest_step)
-    checkpoints.group_formed(turn, start_step)
+    checkpoints.note_formed_group(turn, start_step)
     step = max([start_step, *(e.step for e in turn.group.exits.values())])
     turn.progress = replace(turn.progress, step=step)
 
@@ -210,11 +210,11 @@ def _step_done(turn: Turn, item: StepReport) -> None:
     )
     if item.total_steps is not None:
         turn.history = replace(turn.history, total_steps=item.total_steps)  # a script says it with its steps
-    turn.progress = hangs.step_measured(turn.progress, item.step_s, is_first=is_first)
+    turn.progress = hangs.add_step_time(turn.progress, item.step_s, is_first=is_first)
     if is_new and (turn.budgets.fruitless or turn.budgets.setbacks):
         turn.budgets = turn.budgets.advanced()
     _find_slow_rank(turn, item)
-    code_update.trial_step_done(turn, item)
+    code_update.judge_trial_step(turn, item)
     checkpoints.commit_whole(turn)
     if state.health.hang is not None and item.step > state.health.hang.step:
         turn.health = replace(turn.health, hang=None)

@@ -45,7 +45,7 @@ class JobEvent(Frozen):
     """True if an undisturbed job has it again and again. Old ones are deleted while the job trains."""
 
     text: ClassVar[str]
-    """The line for people, as `fill_line` reads it; empty if `words` makes it."""
+    """The line for people, as `fill_line` reads it; empty if `describe` makes it."""
 
     def __init_subclass__(
         cls, *, type: str, severity: Severity, is_routine: bool = False, text: str = "", **others: Any
@@ -53,7 +53,7 @@ class JobEvent(Frozen):
         super().__init_subclass__(**others)
         cls.type, cls.severity, cls.is_routine, cls.text = type, severity, is_routine, text
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """One line for people."""
         return fill_line(self.text, dict(self))
 
@@ -130,7 +130,7 @@ FORMS: Mapping[str, Callable[[Any, str], str]] = {
     "duration": lambda seconds, _: duration_text(seconds),
     "list": lambda values, _: ", ".join(map(str, values)),
     "numbers": lambda values, digits: ", ".join(f"{name} {value:{digits}}" for name, value in values.items()),
-    "words": lambda value, _: str(value.words()),
+    "describe": lambda value, _: str(value.describe()),
     "next": lambda step, _: str(step + 1),
     "node": lambda node_id, _: str(node_id[:12]),
     "worker": lambda worker_id, _: f"worker {worker_id.rpartition('/')[2]}",

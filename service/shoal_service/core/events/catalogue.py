@@ -71,7 +71,7 @@ def describe(type_: str, data: Mapping[str, Any]) -> Description:
     """
     event = read(type_, data)
     if event is not None:
-        return Description(event.severity_of_this(), one_line(event.words()))
+        return Description(event.severity_of_this(), one_line(event.describe()))
     event_class = CATALOGUE.get(type_)
     severity = event_class.severity if event_class is not None else Severity.INFO
     pairs = " ".join(f"{key}={value}" for key, value in data.items())

@@ -61,7 +61,7 @@ class JobStateChanged(JobEvent, type="job.state", severity=Severity.INFO):
     others: dict[str, int] | None = None
     """Workers by the id of the job that gives them to this one. Unset: no job gives any."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         attempt = f"attempt {self.attempt}" if self.attempt and self.to is JobState.STARTING else ""
         reason = f" ({attempt or self.reason})" if attempt or self.reason else ""
         message = f": {self.message}" if self.message else ""
@@ -90,7 +90,7 @@ class JobExtended(ByUser, JobEvent, type="job.extended", severity=Severity.INFO)
     reopened: bool
     """It had ended, and returned to the queue."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"extended to {count_text(self.steps, 'step')}, {self.done} done" + (
             ", goes on in place" if self.reopened else ""
         )
@@ -112,7 +112,7 @@ class JobArchived(ByUser, JobEvent, type="job.archived", severity=Severity.INFO)
 
     archived: bool
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return "archived: lists leave it out" if self.archived else "no longer archived"
 
 
@@ -146,7 +146,7 @@ class JobPatched(ByUser, JobEvent, type="job.patched", severity=Severity.INFO):
     """Names of those that were changed."""
     alerts: tuple[str, ...] | None = None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         others = {"spec_version", "at_step", "by"}
         changed = [name for name in type(self).model_fields if name not in others and getattr(self, name) is not None]
         when = "" if self.at_step is None else f" from step {self.at_step} on"
@@ -164,7 +164,7 @@ class JobMoveRequested(ByUser, JobEvent, type="job.move_requested", severity=Sev
     running_in: str = ""
     """The cluster in which it has an attempt; empty: it has none."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         who = self.by or "a user"
         if self.to == ANY_CLUSTER:
             return f"{who} lets the job run in any cluster (before: {self.from_})"
@@ -246,7 +246,7 @@ class JobOutperformed(JobEvent, type="job.outperformed", severity=Severity.WARNI
     num_kept: int | None = None
     """Number of jobs that pass the rung; null: the rule is the median."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         value = "not a number" if self.value is None else f"{self.value:.4g}"
         if self.num_kept is not None:
             return (

@@ -158,7 +158,7 @@ class MetricsHookFailed(JobEvent, type="metrics.hook_failed", severity=Severity.
     num_dropped: int
     """Points that were dropped, since too many waited."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lost = f", {count_text(self.num_dropped, 'point')} dropped" if self.num_dropped else ""
         return (
             f"metrics hook {self.hook} logs nothing, {count_text(self.num_waiting, 'point')} waiting{lost}: "

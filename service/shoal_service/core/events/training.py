@@ -26,20 +26,15 @@ class GenerationForming(OfGeneration, JobEvent, type="generation.forming", sever
     remark: str = ""
     """Tensor-parallel groups that cross nodes, and why; empty: each is inside a node."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
+        origins = {
+            StateSource.MEMORY: f"the snapshot of step {self.step} in memory",
+            StateSource.CHECKPOINT: self.restore,
+            StateSource.INITIAL: "the initial state",
+            None: "the script's own checkpoint",
+        }
         start = f"forming generation {self.generation} with {count_text(self.workers, 'worker')}"
-        return f"{start}, from {self._origin()}" + (f"; {self.remark}" if self.remark else "")
-
-    def _origin(self) -> str:
-        match self.source:
-            case StateSource.MEMORY:
-                return f"the snapshot of step {self.step} in memory"
-            case StateSource.CHECKPOINT:
-                return str(self.restore)
-            case StateSource.INITIAL:
-                return "the initial state"
-            case None:
-                return "the script's own checkpoint"
+        return f"{start}, from {origins[self.source]}" + (f"; {self.remark}" if self.remark else "")
 
 
 class GenerationSettings(
@@ -109,7 +104,7 @@ class LayoutProven(JobEvent, type="layout.proven", severity=Severity.INFO):
     """It was found earlier, on the node of rank 0."""
     message: str = ""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         if self.outcome != "proven":
             return f"layout {self.layout} is not proven: {self.message}"
         how = "known from before" if self.cached else f"in {self.seconds:.1f} s"
@@ -132,7 +127,7 @@ class LayoutMeasured(JobEvent, type="layout.measured", severity=Severity.INFO):
     step_s: dict[str, float]
     """Median seconds of a step by level, of those that could be measured."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         times = ", ".join(f"{level} {step_s:.3g} s" for level, step_s in self.step_s.items())
         return f"shard level {self.shard} stays: a step takes {times}"
 
@@ -229,7 +224,7 @@ class ValidationNotJudged(JobEvent, type="validation.not_judged", severity=Sever
     known: tuple[str, ...]
     """The metrics that it has, besides the loss."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         has = f"it has loss, {', '.join(self.known)}" if self.known else "it has only the loss"
         return (
             f"validation after step {self.step} has no finite {self.metric} (validation.metric), so it counts neither "

@@ -101,7 +101,8 @@ class StepsSlow(
     JobEvent,
     type="worker.slow",
     severity=Severity.WARNING,
-    text="steps take {now_s:duration} instead of {usual_s:duration}; [suspected: {suspect:words}|nothing stands out]",
+    text="steps take {now_s:duration} instead of {usual_s:duration}; "
+    "[suspected: {suspect:describe}|nothing stands out]",
 ):
     """Steps take at least 1.5 times as long as before, or a checkpoint keeps one rank for much longer than others."""
 
@@ -182,7 +183,7 @@ class IncidentOpened(
     JobEvent,
     type="incident.opened",
     severity=Severity.ERROR,
-    text="incident {cause}[ of rank {ranks:list}][: {message}][; {node_loss:words}]",
+    text="incident {cause}[ of rank {ranks:list}][: {message}][; {node_loss:describe}]",
 ):
     """A worker of the group was lost, or the group broke."""
 
@@ -199,7 +200,7 @@ class IncidentOpened(
 
 
 class IncidentSuspected(
-    JobEvent, type="incident.suspected", severity=Severity.WARNING, text="incident {id}, suspected: {suspect:words}"
+    JobEvent, type="incident.suspected", severity=Severity.WARNING, text="incident {id}, suspected: {suspect:describe}"
 ):
     """The evidence names whom an open incident suspects."""
 
@@ -234,7 +235,7 @@ class SnapshotsLacking(JobEvent, type="snapshot.lacking", severity=Severity.ERRO
     """Only its copies to other nodes are lacking: a worker's death still costs at most one step."""
     message: str
 
-    def words(self) -> str:
+    def describe(self) -> str:
         what = "sends no more copies to other nodes" if self.only_copies else "keeps no more snapshots in memory"
         return f"rank {self.rank} {what}: {self.message}"
 
@@ -253,7 +254,7 @@ class IncidentClosed(JobEvent, type="incident.closed", severity=Severity.SUCCESS
     state_source: StateSource | None
     bytes_moved: int | None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         parts = [
             None if self.to_workers is None else f"{self.from_workers} -> {count_text(self.to_workers, 'worker')}",
             None if self.detect_s is None else f"detected in {duration_text(self.detect_s)}",

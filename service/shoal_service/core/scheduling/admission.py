@@ -94,25 +94,25 @@ def keep_minima(plan: Plan) -> list[Entry]:
     kept: list[Entry] = []
     above_limit: list[Entry] = []
     for entry in (*plan.leaving, *plan.running):
-        floor = _floor(entry.job)
+        floor = _find_floor(entry.job)
         if entry.share.has_limits and not entry.job.is_leaving and entry.share.room() < floor:
             above_limit.append(entry)
         elif floor:
             plan.charge(entry, floor)
             kept.append(entry)
-    for entry in _known_places_first(kept):
-        plan.keep(entry, entry.shape.stay(_floor(entry.job), entry.job.on_nodes), entry.charged)
+    for entry in _order_by_known_places(kept):
+        plan.keep(entry, entry.shape.stay(_find_floor(entry.job), entry.job.on_nodes), entry.charged)
     return above_limit
 
 
-def _floor(job: MarketJob) -> int:
+def _find_floor(job: MarketJob) -> int:
     """Number of workers that a job keeps whatever others need: its minimum, or all of them while it is leaving."""
     if job.is_leaving:
         return max(job.granted, job.held)
     return job.min_workers if job.min_workers < job.granted else job.granted
 
 
-def _known_places_first(running: list[Entry]) -> list[Entry]:
+def _order_by_known_places(running: list[Entry]) -> list[Entry]:
     """Order the jobs: those whose places are known, then those that may be anywhere, the ones with fewest nodes first.
 
     In another order, a job whose workers have not started yet would be booked where others are, and its own places
@@ -128,7 +128,7 @@ def _known_places_first(running: list[Entry]) -> list[Entry]:
 def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
     """Meet the claims in order. Meet those of the waiting jobs again if others were preempted."""
     admission = Admission(preempted=list(above_limit))
-    plan.aged = _aged(plan, above_limit)
+    plan.aged = _find_aged(plan, above_limit)
     for _ in range(MAX_ROUNDS):
         before = len(admission.preempted)
         admission.waiting.clear()
@@ -138,7 +138,7 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
     return admission
 
 
-def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
+def _find_aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
     """The job that goes first because it has waited for long; None if there is none. It is one job at a time, the one
     that was submitted first, so that a long queue of old jobs does not take the cluster from those of higher priority.
     The next one has its turn when this one has had its time."""
@@ -158,13 +158,13 @@ def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
 def _meet_claims(plan: Plan, admission: Admission) -> None:
     admitter, refusals = _ClaimAdmitter(plan, admission), _Refusals(plan)
     waiting = admission.waiting
-    for entry in turns(plan, admission.preempted):
-        known = refusals.of(entry)
+    for entry in list_turns(plan, admission.preempted):
+        known = refusals.find(entry)
         if known is not None:
             waiting.append((entry, known))
             continue
         if admission.num_starts >= MOST_STARTS and _is_one_of_many(plan, entry):
-            waiting.extend([(later, LATER) for later in _left_over(plan, waiting)])
+            waiting.extend([(later, LATER) for later in _list_left_over(plan, waiting)])
             admission.is_cut_short = True
             return
         obstacle, is_of_claim = admitter.admit(entry)
@@ -188,7 +188,7 @@ class _Refusals:
         """By claim, and whether it was that of a job that has not waited long enough to get back what is guaranteed to
         its project. Others with the same claim may have waited, and have a better right."""
 
-    def of(self, entry: Entry) -> Obstacle | None:
+    def find(self, entry: Entry) -> Obstacle | None:
         if self._as_of != self._plan.num_changes:
             self._refused.clear()
             self._as_of = self._plan.num_changes
@@ -258,7 +258,7 @@ class _ClaimAdmitter:
         if not fitting and not self._preemption.may_help(entry, missing):
             self._reservations.reserve(entry, shapes)
             return ROOM, True
-        ranked = self._choice.ranked(entry, missing, fitting) if len(fitting) > 1 else fitting
+        ranked = self._choice.rank(entry, missing, fitting) if len(fitting) > 1 else fitting
         behind: _Reservation | None = None
         full: list[Shape] = []
         for shape in (*ranked, *(shape for shape in shapes if shape not in fitting)):
@@ -284,7 +284,7 @@ class _ClaimAdmitter:
     def _note_admitted(self, entry: Entry, missing: int) -> None:
         self._preemption.add(entry)
         if self._plan.has_clusters:
-            self._choice.booked(entry, missing)
+            self._choice.note_booked(entry, missing)
 
     def _preempt_where_best(self, entry: Entry, missing: int, shapes: list[Shape]) -> bool:
         """Preempt jobs in that of these clusters where they have the least priority and workers. False: nothing has
@@ -293,7 +293,7 @@ class _ClaimAdmitter:
             harms = []
             for shape in shapes:
                 entry.shape = shape
-                harm = self._preemption.harm(entry, missing)
+                harm = self._preemption.find_harm(entry, missing)
                 if harm is not None:
                     harms.append((harm, shape.cluster, shape))
             shapes = [min(harms)[-1]] if harms else []
@@ -395,10 +395,10 @@ class _Reservations:
         """Reserve the start of a job that fits into none of these shapes, where it is earliest, unless a job before it
         has reserved on nodes that it may use."""
         if not any(reserved.shape.overlaps(shape) for reserved in self._all for shape in shapes):
-            reservations = [self._reservation(entry, shape) for shape in shapes]
+            reservations = [self._make_reservation(entry, shape) for shape in shapes]
             self._all.append(min(reservations, key=lambda reservation: reservation.at))
 
-    def _reservation(self, entry: Entry, shape: Shape) -> _Reservation:
+    def _make_reservation(self, entry: Entry, shape: Shape) -> _Reservation:
         """The reservation of a start in this shape. The workers start where others end, so that what is free now stays
         spare."""
         need = shape.need
@@ -453,7 +453,7 @@ class _ClusterChoice:
     A job that cannot grow takes no account of growth where it shrinks no job: small jobs fill one cluster and leave
     room for large ones in the next. The numbers are of workers like the job's, and rough where workers or nodes differ;
     whether the minimum fits is decided by the caller, node by node. It books nothing. Counts are kept up to date by
-    `booked`, and made again after other changes.
+    `note_booked`, and made again after other changes.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -462,7 +462,7 @@ class _ClusterChoice:
         self._room: dict[Shape, tuple[float, float]] = {}
         """Workers of each shape for which there is room beside the minima, and beside all that jobs have."""
 
-    def ranked(self, entry: Entry, missing: int, shapes: Sequence[Shape]) -> list[Shape]:
+    def rank(self, entry: Entry, missing: int, shapes: Sequence[Shape]) -> list[Shape]:
         """The shapes with the best one first. The job's minimum fits into each of them beside the minima of others."""
         if self._as_of != self._plan.num_changes:
             self._room.clear()
@@ -479,7 +479,7 @@ class _ClusterChoice:
 
         return sorted(shapes, key=order)
 
-    def booked(self, entry: Entry, workers: int) -> None:
+    def note_booked(self, entry: Entry, workers: int) -> None:
         """Notes that the job has just been given places for `workers` workers, and that nothing else has changed."""
         if self._as_of != self._plan.num_changes - 1:
             return
@@ -552,7 +552,7 @@ class _Preemption:
         not waited long enough."""
         return claimant.share.owed(missing) if has_waited(claimant.job, self._plan.now) else None
 
-    def harm(self, claimant: Entry, missing: int) -> tuple[float, int] | None:
+    def find_harm(self, claimant: Entry, missing: int) -> tuple[float, int] | None:
         """The highest priority among the jobs that `make_room` would preempt, and the workers that would count less for
         their projects; None if it cannot make room. Nothing has changed afterwards."""
         cleared = self._make_room(claimant, missing)
@@ -656,25 +656,25 @@ def _ranked(entry: Entry) -> _Ranked:
     return priority, -entry.order[0], job.job_id, entry
 
 
-def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
+def list_turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
     """The jobs in the order of their turns: running jobs below their minimum, then the one that has waited for long,
     then the other queued ones. The jobs of a project are in the order of the queue; in a long queue, by priority
     first."""
     gone = set(preempted)
     below = [entry for entry in plan.running if entry.is_below_minimum and entry not in gone]
     yield from [entry for entry in below if not plan.is_unplaced(entry)]
-    lines = _lines(plan)
+    lines = _list_lines(plan)
     if plan.aged is not None and not plan.aged.job.granted and not plan.aged.target:
         yield plan.aged
     if len(lines) == 1:
         yield from lines[0]
         return
-    heads = [(_turn(plan, line[0]), plan.num_changes, line[0], iter(line[1:])) for line in lines]
+    heads = [(_make_turn_key(plan, line[0]), plan.num_changes, line[0], iter(line[1:])) for line in lines]
     heapq.heapify(heads)
     while heads:
         turn, as_of, entry, later = heads[0]
         if as_of != plan.num_changes:
-            current = _turn(plan, entry)
+            current = _make_turn_key(plan, entry)
             if current != turn:
                 heapq.heapreplace(heads, (current, plan.num_changes, entry, later))
                 continue
@@ -683,10 +683,10 @@ def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
         if following is None:
             heapq.heappop(heads)
         else:
-            heapq.heapreplace(heads, (_turn(plan, following), plan.num_changes, following, later))
+            heapq.heapreplace(heads, (_make_turn_key(plan, following), plan.num_changes, following, later))
 
 
-def _lines(plan: Plan) -> list[list[Entry]]:
+def _list_lines(plan: Plan) -> list[list[Entry]]:
     """The queued jobs, without the one that has waited for long, as lists in which each job's turn follows that of the
     one before."""
     lines: dict[tuple[Share, int], list[Entry]] = {}
@@ -704,17 +704,17 @@ def _lines(plan: Plan) -> list[list[Entry]]:
     return list(lines.values())
 
 
-def _left_over(plan: Plan, waiting: list[tuple[Entry, Obstacle]]) -> list[Entry]:
+def _list_left_over(plan: Plan, waiting: list[tuple[Entry, Obstacle]]) -> list[Entry]:
     """The queued jobs of a long queue that neither start nor wait, in the order of their turns if nothing changes."""
     known = {entry for entry, _ in waiting}
     lines: dict[Precedence, list[list[Entry]]] = {}
-    for line in _lines(plan):
+    for line in _list_lines(plan):
         lines.setdefault(line[0].claim.precedence(plan.num_changes), []).append(line)
     merged = [heapq.merge(*equal, key=attrgetter("order")) for _, equal in sorted(lines.items(), key=itemgetter(0))]
     return [entry for entry in chain.from_iterable(merged) if entry not in known]
 
 
-def _turn(plan: Plan, entry: Entry) -> tuple[Precedence, tuple[float, str]]:
+def _make_turn_key(plan: Plan, entry: Entry) -> tuple[Precedence, tuple[float, str]]:
     """Sort key of a queued job's turn; less is earlier. No two jobs have the same."""
     return entry.claim.precedence(plan.num_changes), entry.order
 

@@ -26,7 +26,7 @@ from shoal_service.core.scheduling.explaining import (
     describe_preemption,
     describe_shrink,
     describe_start,
-    waits,
+    explain_waits,
 )
 from shoal_service.core.scheduling.gains import divide_rest, settle
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start, Wait
@@ -103,7 +103,7 @@ def _planned(state: MarketState, now: float) -> tuple[Plan, list[Entry], list[Wa
     """Plan one decision: what each job is to have, which jobs are preempted, and why others wait."""
     plan = Plan(state, now)
     admission = admit(plan, keep_minima(plan))
-    waiting = waits(plan, admission.waiting)
+    waiting = explain_waits(plan, admission.waiting)
     if not admission.is_cut_short:  # else the next decision needs what is left for the jobs that it starts
         divide_rest(plan)
     settle(plan)
@@ -163,15 +163,17 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
         for entry in preempted:
             name = entry.beneficiary or ""
             message = describe_preemption(entry, by_id.get(name))
-            changes.append(Preempt(entry.job.job_id, message, name, flows.to(entry)))
+            changes.append(Preempt(entry.job.job_id, message, name, flows.list_takers(entry)))
     for entry in shrunk:
-        changes.append(Resize(entry.job.job_id, _new_grant(entry), describe_shrink(entry, flows), flows.to(entry)))
+        changes.append(
+            Resize(entry.job.job_id, _new_grant(entry), describe_shrink(entry, flows), flows.list_takers(entry))
+        )
     for entry in started:
         cluster = entry.shape.cluster
         message = describe_start(entry, flows, describe_cluster(plan, cluster))
-        changes.append(Start(entry.job.job_id, entry.target, message, cluster, flows.of(entry)))
+        changes.append(Start(entry.job.job_id, entry.target, message, cluster, flows.list_givers(entry)))
     for entry in grown:
-        changes.append(Resize(entry.job.job_id, entry.target, describe_growth(entry, flows), flows.of(entry)))
+        changes.append(Resize(entry.job.job_id, entry.target, describe_growth(entry, flows), flows.list_givers(entry)))
     return changes
 
 

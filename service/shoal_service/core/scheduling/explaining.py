@@ -1,10 +1,10 @@
 """Describes the division of workers for people: why a grant changes, why a queued job waits and until when, and why a
 running job gets no more workers. It decides nothing, and repeats the numbers that the decisions used.
 
-    Flows        who gives workers to whom: "Gave 2 workers to job-x: +31 % there, -9 % here."
-    describe_*   what is in the way of a queued job: a limit, clusters that take no jobs, nodes that are too small
-    waits        a decision for each job that waits: its position, who holds what it waits for, its expected start
-    held_back    an answer for each running job below its `elasticity.max_workers`
+    Flows              who gives workers to whom: "Gave 2 workers to job-x: +31 % there, -9 % here."
+    describe_*         what is in the way of a queued job: a limit, clusters that take no jobs, nodes that are too small
+    explain_waits      a decision for each job that waits: its position, who holds what it waits for, its expected start
+    explain_held_back  an answer for each running job below its `elasticity.max_workers`
 
 A market with one cluster is described without naming it, unless a job asks for another one.
 """
@@ -64,11 +64,11 @@ class Flows:
                 [entry for entry in takers if entry.shape.cluster == cluster],
             )
 
-    def to(self, entry: Entry) -> tuple[WorkerFlow, ...]:
+    def list_takers(self, entry: Entry) -> tuple[WorkerFlow, ...]:
         """The jobs that get workers of this one."""
         return tuple((flow.taker.job.job_id, flow.workers) for flow in self.given.get(entry.job.job_id, ()))
 
-    def of(self, entry: Entry) -> tuple[WorkerFlow, ...]:
+    def list_givers(self, entry: Entry) -> tuple[WorkerFlow, ...]:
         """The jobs that give workers to this one."""
         return tuple((flow.giver.job.job_id, flow.workers) for flow in self.got.get(entry.job.job_id, ()))
 
@@ -126,7 +126,7 @@ def describe_growth(entry: Entry, flows: Flows) -> str:
         return f"Got {count_text(entry.target - job.granted, 'free worker')}: {here} here."
     flow = max(got, key=lambda option: option.workers)
     there = describe_change(flow.giver.job, flow.giver.target)
-    number, givers = count_workers(entry.target - job.granted), join_names(_list_givers(got))
+    number, givers = count_workers(entry.target - job.granted), join_names(_name_givers(got))
     return f"Got {number} from {givers}: {here} here, {there} there."
 
 
@@ -198,7 +198,7 @@ def _describe_first_grant(workers: int, need: str, least: int, most: int, where:
     return f"Starting with {count_workers(workers)}{elastic} ({need} each){where}"
 
 
-def _list_givers(flows: Sequence[Flow]) -> tuple[str, ...]:
+def _name_givers(flows: Sequence[Flow]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(flow.giver.job.job_id for flow in flows))
 
 
@@ -247,7 +247,7 @@ def describe_sweep_limit(sweep: str, runs: int, most: int) -> str:
     )
 
 
-def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
+def explain_waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
     """A decision for each waiting job, in order. Called before the rest is divided, which counts as free here.
 
     Expected starts follow the present rates of running jobs; a job of unknown length promises nothing.
@@ -267,12 +267,12 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
         if len(forecasts) == 1:
             at, holders = forecasts[0].place(job.min_workers)
         else:
-            at, holders = _place(forecasts, job.min_workers)
+            at, holders = _place_soonest(forecasts, job.min_workers)
         decisions.append(Wait(job.job_id, reason, position, holders, at))
     return decisions
 
 
-def _place(forecasts: Sequence[_Forecast], workers: int) -> tuple[float | None, tuple[str, ...]]:
+def _place_soonest(forecasts: Sequence[_Forecast], workers: int) -> tuple[float | None, tuple[str, ...]]:
     """Place the workers in the cluster where they fit first. If that is known of none, nothing is known of those
     after them either."""
     times = [forecast.at(workers) for forecast in forecasts]
@@ -335,7 +335,7 @@ class _Forecast:
     """Expected starts on one shape's nodes: each waiting job takes what comes free after those before it."""
 
     def __init__(self, plan: Plan, shape: Shape, ends: _Ends) -> None:
-        self._coming = ends.of(shape)
+        self._coming = ends.list_for(shape)
         self._seen: deque[tuple[float, int, str]] = deque()
         """The ends of jobs that `at` has taken out of `_coming` and that no waiting job has used yet."""
         self._last: tuple[str, ...] = ()
@@ -406,7 +406,7 @@ class _Ends:
         ends.sort()
         self._ends = ends
 
-    def of(self, shape: Shape) -> Iterator[tuple[float, int, str]]:
+    def list_for(self, shape: Shape) -> Iterator[tuple[float, int, str]]:
         """The ends by time, as (time, workers that come free, job id). Workers that differ from the shape's count as
         about as many as fit in their place."""
         factors: dict[int, float] = {}
@@ -428,7 +428,7 @@ def describe_closed_clusters(plan: Plan, job: MarketJob) -> str | None:
     """Why more nodes would not help: no cluster in which the job may start takes jobs. None if one does."""
     if job.cluster:
         return _describe_named_cluster(plan, job)
-    taking = {name for name in plan.known_clusters if _state(plan, name) is ClusterState.OPEN}
+    taking = {name for name in plan.known_clusters if _find_state(plan, name) is ClusterState.OPEN}
     if taking and not taking <= job.excluded_clusters:
         return None
     if taking:
@@ -439,31 +439,22 @@ def describe_closed_clusters(plan: Plan, job: MarketJob) -> str | None:
 
 
 def _describe_named_cluster(plan: Plan, job: MarketJob) -> str | None:
-    name, state = job.cluster, _state(plan, job.cluster)
-    if state is None:
-        return (
-            f"worker.cluster is {name}, and no cluster of this name has joined. Join it (shoal join), or set "
-            "worker.cluster: any."
-        )
-    if state is ClusterState.AWAY:
-        return (
-            f"worker.cluster is {name}, and this cluster does not answer. The job starts when it answers again; to "
-            "start elsewhere, set worker.cluster: any."
-        )
-    if state is ClusterState.CORDONED:
-        return (
-            f"worker.cluster is {name}, and this cluster is cordoned. Uncordon it (shoal clusters uncordon {name}), or "
-            "set worker.cluster: any."
-        )
+    name = job.cluster
+    obstacles = {
+        None: "no cluster of this name has joined. Join it (shoal join), or",
+        ClusterState.AWAY: "this cluster does not answer. The job starts when it answers again; to start elsewhere,",
+        ClusterState.CORDONED: f"this cluster is cordoned. Uncordon it (shoal clusters uncordon {name}), or",
+    }
     if name in job.excluded_clusters:
-        return (
-            f"worker.cluster is {name}, and its checkpoints (checkpoint.url) are not known to be reachable there. It "
-            "waits until they are; to start elsewhere, set worker.cluster: any."
+        obstacles[ClusterState.OPEN] = (
+            "its checkpoints (checkpoint.url) are not known to be reachable there. It waits until they are; to start "
+            "elsewhere,"
         )
-    return None
+    obstacle = obstacles.get(_find_state(plan, name))
+    return None if obstacle is None else f"worker.cluster is {name}, and {obstacle} set worker.cluster: any."
 
 
-def _state(plan: Plan, name: str) -> ClusterState | None:
+def _find_state(plan: Plan, name: str) -> ClusterState | None:
     """Tell whether the cluster takes jobs; None if no cluster of this name has joined."""
     return plan.clusters.get(name) or (ClusterState.OPEN if name in plan.room.clusters else None)
 
@@ -524,7 +515,7 @@ def _describe_left_out(plan: Plan, job: MarketJob) -> str:
         return ""
     refused = []
     for name in sorted(plan.known_clusters):
-        state = _state(plan, name)
+        state = _find_state(plan, name)
         if state is ClusterState.AWAY:
             refused.append(f" The cluster {name} does not answer.")
         elif state is ClusterState.CORDONED:
@@ -563,7 +554,7 @@ class HeldBack:
     reason: str
 
 
-def held_back(state: MarketState, now: float) -> list[HeldBack]:
+def explain_held_back(state: MarketState, now: float) -> list[HeldBack]:
     """One answer for each running job with a grant below its `max_workers`; those that pause or end are left out.
 
     Without this a growth that is left out would be refused silently. The simulator does not ask: it has no
@@ -581,12 +572,12 @@ def held_back(state: MarketState, now: float) -> list[HeldBack]:
     spare = [entry for entry in plan.running if entry.job.granted > entry.job.min_workers] if short else []
     answers = []
     for entry in short:
-        limit, reason = _explain(entry, spare, describe_cluster(plan, entry.shape.cluster))
+        limit, reason = _find_growth_limit(entry, spare, describe_cluster(plan, entry.shape.cluster))
         answers.append(HeldBack(entry.job.job_id, entry.job.granted, entry.job.max_workers, limit, reason))
     return answers
 
 
-def _explain(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
+def _find_growth_limit(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
     job, have = entry.job, entry.job.granted
     if have >= job.min_workers and not hull(job.curve, have, job.max_workers):
         message = f"By what was predicted and measured, it trains no faster with more than {count_workers(have)}."

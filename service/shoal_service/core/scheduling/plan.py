@@ -158,7 +158,7 @@ class Plan:
         for job in state.jobs:
             claim = claims.get(id(job.claim_key))
             if claim is None:
-                claim = claims[id(job.claim_key)] = self._claim(job)
+                claim = claims[id(job.claim_key)] = self._make_claim(job)
             entry = Entry(job, claim, now)
             if job.is_leaving:
                 self.leaving.append(entry)
@@ -176,8 +176,8 @@ class Plan:
             key=attrgetter("job.priority"), reverse=True
         )  # stable: in the queue's order within a priority
 
-    def _claim(self, job: MarketJob) -> Claim:
-        share = self.shares.of(job.project)
+    def _make_claim(self, job: MarketJob) -> Claim:
+        share = self.shares.find(job.project)
         has_limits = share.has_limits or job.sweep_limit is not None or self.max_running_of(job.user) is not None
         return Claim(job, self.room.choices(job), share, has_limits)
 
@@ -360,7 +360,7 @@ class Shares:
         self._shares: dict[str, Share] = {}
         self._changes = [0]
 
-    def of(self, name: str) -> Share:
+    def find(self, name: str) -> Share:
         """The share of a project; projects that are not listed have the default project's."""
         known = self._shares.get(name)
         if known is not None:
@@ -369,7 +369,7 @@ class Shares:
         share = self._shares.get(name)
         if share is None:
             project = self._projects.get(name) or Project(name=name)
-            parent = self.of(project.parent) if project.parent and self._is_below(name, project.parent) else None
+            parent = self.find(project.parent) if project.parent and self._is_below(name, project.parent) else None
             share = self._shares[name] = Share(project, parent, self._changes)
             if parent is not None:
                 parent.children.append(share)

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from shoal_service.core.key_paths import read
 from shoal_workers.contract import JobSpec
 from shoal_workers.contract.base import FieldError
 
@@ -200,17 +201,9 @@ def value_of(field: Field, job: JobDocuments) -> Any:
         case Source.LABEL:
             return job.labels.get(field.path[0])
         case Source.STATUS:
-            return _at(job.status, field.path, field.default)
+            return read(job.status, field.path, field.default)
         case Source.SETTING:
-            return _at(job.spec, field.path)
-
-
-def _at(document: Any, path: tuple[str, ...], default: int | None = None) -> Any:
-    for key in path:
-        if not isinstance(document, Mapping) or key not in document:
-            return default
-        document = document[key]
-    return document
+            return read(job.spec, field.path)
 
 
 def _near(name: str) -> str:

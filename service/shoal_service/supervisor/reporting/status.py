@@ -15,7 +15,7 @@ from shoal_service.core import goodput
 from shoal_service.core.attempt import checkpoints, hangs, placement, switching
 from shoal_service.core.attempt.deadlines import Wait, find_wait
 from shoal_service.core.attempt.forming import readiness
-from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
+from shoal_service.core.attempt.incidents import bound_node_loss, bound_worker_loss
 from shoal_service.core.attempt.memory_snapshots import waiting_until
 from shoal_service.core.attempt.placement import next_workers
 from shoal_service.core.attempt.state import Attempt, Incident, Running, Stage, Waiting, Worker, short
@@ -148,8 +148,8 @@ def make_status(state: Attempt, readings: Readings, *, spec_version: int, now: f
         refused_calls=sum(readings.refused_calls.values()),
         snapshot_every_steps=readings.snapshots.every_steps if readings.snapshots and keeps_snapshots else None,
         snapshot_share=readings.snapshots.share if readings.snapshots else None,
-        node_loss=node_loss_bound(state),
-        worker_loss=worker_loss_bound(state),
+        node_loss=bound_node_loss(state),
+        worker_loss=bound_worker_loss(state),
         code=_make_code_view(state),
     )
 
@@ -311,7 +311,7 @@ def _describe_progress(state: Attempt, readings: Readings, wait: Wait | None, no
     While a group trains, describe what it saves or validates, that it stands still, or why it is small.
     """
     if wait is None:
-        still, short = hangs.standstill(state, now), find_shortage(state, now)
+        still, short = hangs.find_standstill(state, now), find_shortage(state, now)
         ranks = state.group.ranks
         group = [p for i, p in readings.progress.items() if i in ranks]
         busy_with = next((p.note for p in group if p.phase in _REPORTED_PHASES and p.note), "")
@@ -328,7 +328,7 @@ def _describe_progress(state: Attempt, readings: Readings, wait: Wait | None, no
 
 def _make_conditions(state: Attempt, readings: Readings, now: float) -> tuple[Condition, ...]:
     num_workers = len(state.group.workers) if state.group_active else 0
-    short, still = find_shortage(state, now), hangs.standstill(state, now)
+    short, still = find_shortage(state, now), hangs.find_standstill(state, now)
     why = f": {short.message}" if short is not None and short.message else ""
     conditions = (
         Condition(

@@ -125,19 +125,15 @@ def _packages(spec: JobSpec, allowed: PipSource) -> Iterator[SpecProblem]:
 
 
 def _places_of(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    if spec.checkpoint.url is not None:
-        yield "checkpoint.url", spec.checkpoint.url
-    if spec.code.working_dir is not None and spec.code.archive is None:
-        yield _WORKING_DIR, spec.code.working_dir
-    if spec.code.wheels is not None:
-        yield "code.wheels", spec.code.wheels
-    if spec.init_from is not None:
-        yield "init_from", spec.init_from
-    if spec.continue_from is not None and spec.continue_from.url is not None:
-        yield "continue_from.url", spec.continue_from.url
-    for name, source in spec.secrets.items():
-        if source.file is not None:
-            yield f"secrets.{name}.file", source.file
+    places = {
+        "checkpoint.url": spec.checkpoint.url,
+        _WORKING_DIR: spec.code.working_dir if spec.code.archive is None else None,
+        "code.wheels": spec.code.wheels,
+        "init_from": spec.init_from,
+        "continue_from.url": spec.continue_from.url if spec.continue_from is not None else None,
+        **{f"secrets.{name}.file": source.file for name, source in spec.secrets.items()},
+    }
+    yield from ((path, place) for path, place in places.items() if place is not None)
     if spec.task not in (LM_TASK, *PRETRAINED_TASKS):
         return
     yield from _texts(spec.model, "model", ("path",))

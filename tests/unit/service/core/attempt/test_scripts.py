@@ -301,9 +301,9 @@ def test_a_script_hangs_no_sooner_than_after_five_minutes(new_world: NewWorld) -
         world.beat(index, beat=1, step=0, phase=Phase.SCRIPT)
     assert hangs.threshold_s(world.state) == hangs.SCRIPT_S == 300.0
     world.pass_time(29.0)
-    assert not hangs.standstill(world.state, world.now)
+    assert not hangs.find_standstill(world.state, world.now)
     world.pass_time(1.5)
-    assert hangs.standstill(world.state, world.now).reason.startswith("rank 0 has made no progress for 30.5 s")
+    assert hangs.find_standstill(world.state, world.now).reason.startswith("rank 0 has made no progress for 30.5 s")
     world.pass_time(268.5)
     assert world.state.stage is Stage.RUNNING
     world.pass_time(1.5)

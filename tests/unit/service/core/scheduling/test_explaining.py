@@ -2,14 +2,14 @@
 
 from kit.market import NOW, carried_out, grants, job, market, nodes
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack, held_back
+from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack, explain_held_back
 from shoal_service.core.scheduling.market import MarketNode, MarketState, Project, ThroughputCurve
 
 LINEAR = ThroughputCurve((1, 8), (10.0, 80.0))
 
 
 def answers(state: MarketState) -> dict[str, HeldBack]:
-    return {one.job_id: one for one in held_back(state, NOW)}
+    return {one.job_id: one for one in explain_held_back(state, NOW)}
 
 
 def test_growth_that_costs_more_than_it_saves_near_the_end_says_both() -> None:
@@ -95,4 +95,4 @@ def test_room_that_the_next_decision_may_use_is_named() -> None:
 
 def test_jobs_with_their_most_leaving_jobs_and_queued_ones_have_no_answer() -> None:
     jobs = [job("whole", 1, 2, granted=2), job("leaving", 1, 4, granted=1, is_leaving=True), job("queued", 9, 9)]
-    assert held_back(market(jobs, nodes(3)), NOW) == []
+    assert explain_held_back(market(jobs, nodes(3)), NOW) == []

@@ -14,7 +14,7 @@ from kit.market import NOW, carried_out, grants, market
 from kit.random_markets import NEEDS, clustered_markets, markets, may_use, of_one_kind, random_market
 from shoal_service.core.scheduling.admission import has_waited
 from shoal_service.core.scheduling.decide import after, decide
-from shoal_service.core.scheduling.explaining import held_back
+from shoal_service.core.scheduling.explaining import explain_held_back
 from shoal_service.core.scheduling.market import (
     MAX_OVERTAKEN_S,
     Decision,
@@ -196,7 +196,7 @@ def borrowers(state: MarketState, waiting: MarketJob) -> list[MarketJob]:
 
 def each_running_job_below_its_maximum_has_a_reason(state: MarketState) -> None:
     after = carried_out(state, decide(state, NOW))
-    answers = held_back(after, NOW)
+    answers = explain_held_back(after, NOW)
     assert all(one.reason.endswith(".") for one in answers)
     running = [one for one in after.jobs if one.granted and not one.is_leaving]
     assert Counter(one.job_id for one in answers) == Counter(

@@ -45,10 +45,10 @@ def step(log: CollectiveLog, *calls: tuple[str, object]) -> None:
 
 def test_the_newest_call_has_its_number_its_name_and_its_bytes() -> None:
     log = CollectiveLog()
-    assert log.newest.words() == "none number 0 (0 bytes)"
+    assert log.newest.describe() == "none number 0 (0 bytes)"
     step(log, ("_allgather_base", LARGE), ("allreduce", [SMALL]))
     log.called("broadcast", ([LARGE, SMALL],))
-    assert log.newest.words() == "broadcast number 3 (408 bytes)"
+    assert log.newest.describe() == "broadcast number 3 (408 bytes)"
 
 
 def test_a_step_that_repeats_the_last_one_does_not_deviate() -> None:

@@ -101,12 +101,12 @@ def test_polls_are_answered_later(new_world: NewWorld) -> None:
         world.beat(index, beat=20)
     sleep(world, 60.0)
     world.beat(0, beat=20)
-    assert hangs.unanswering(world.state, world.now) == frozenset()
+    assert hangs.find_unanswering(world.state, world.now) == frozenset()
     for _ in range(12):
         world.pass_time(0.25)
         world.beat(0, beat=20)
         world.beat(1, beat=20)
-    assert hangs.unanswering(world.state, world.now) == {2}
+    assert hangs.find_unanswering(world.state, world.now) == {2}
 
 
 @pytest.mark.parametrize("trains", [True, False])

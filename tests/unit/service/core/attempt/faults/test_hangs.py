@@ -229,9 +229,9 @@ def test_what_stands_still_is_shown_before_it_counts_as_hung(new_world: NewWorld
     world.pass_time(0.75)
     for index in (0, 2):
         world.beat(index, beat=11)
-    assert not hangs.standstill(world.state, world.now)
+    assert not hangs.find_standstill(world.state, world.now)
     world.pass_time(1.25)
-    assert hangs.standstill(world.state, world.now).reason == (
+    assert hangs.find_standstill(world.state, world.now).reason == (
         "rank 1 has made no progress for 1.2 s, in backward after step 6; the group counts as hung after 3.0 s"
     )
 
@@ -243,17 +243,17 @@ def test_the_slowest_step_of_the_last_thousand_counts_and_is_limited(new_world: 
 
 
 def test_the_slowest_step_is_forgotten_after_a_thousand_steps() -> None:
-    progress = hangs.step_measured(GroupProgress(), 9.0, is_first=False)
+    progress = hangs.add_step_time(GroupProgress(), 9.0, is_first=False)
     for _ in range(1023 - 64):
-        progress = hangs.step_measured(progress, 0.2, is_first=False)
+        progress = hangs.add_step_time(progress, 0.2, is_first=False)
     assert max(progress.slowest_steps) == 9.0
     for _ in range(65):
-        progress = hangs.step_measured(progress, 0.2, is_first=False)
+        progress = hangs.add_step_time(progress, 0.2, is_first=False)
     assert set(progress.slowest_steps) == {0.2} and len(progress.slowest_steps) == 16
 
 
 def test_the_first_step_of_a_generation_measures_nothing() -> None:
-    progress = hangs.step_measured(GroupProgress(), 25.0, is_first=True)
+    progress = hangs.add_step_time(GroupProgress(), 25.0, is_first=True)
     assert progress.slowest_steps == () and progress.num_measured == 0
 
 

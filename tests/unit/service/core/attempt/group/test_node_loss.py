@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
+from shoal_service.core.attempt.incidents import bound_node_loss, bound_worker_loss
 from shoal_service.core.attempt.messages import Emit, ReportArrived
 from shoal_service.core.attempt.placement import lonely_ranks
 from shoal_service.core.attempt.state.parts import Stage
@@ -30,13 +30,13 @@ def _cost(world: Any, **changes: Any) -> None:
 
 def test_a_dead_worker_repeats_one_step_or_the_steps_between_copies_with_the_reason(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=3)
-    assert worker_loss_bound(world.state) is None, "nothing is known yet"
+    assert bound_worker_loss(world.state) is None, "nothing is known yet"
     _cost(world)
-    bound = worker_loss_bound(world.state)
-    assert bound is not None and bound.words() == "repeats at most 1 step"
+    bound = bound_worker_loss(world.state)
+    assert bound is not None and bound.describe() == "repeats at most 1 step"
     _cost(world, every_steps=2.5, copies_reason="torch.optim.Muon is not elementwise")
-    bound = worker_loss_bound(world.state)
-    assert bound is not None and bound.words() == "repeats at most 3 steps: torch.optim.Muon is not elementwise"
+    bound = bound_worker_loss(world.state)
+    assert bound is not None and bound.describe() == "repeats at most 3 steps: torch.optim.Muon is not elementwise"
     assert make_status(world.state, Readings(), spec_version=1, now=0.0).worker_loss == bound
 
 
@@ -48,18 +48,18 @@ def test_without_memory_a_dead_worker_repeats_the_steps_since_the_checkpoint(new
             generation=world.state.group.generation, step=3, at=0, rank=rank, only_copies=only_copies, message="full"
         )
         world.feed(ReportArrived(rank, stopped))
-        bound = worker_loss_bound(world.state)
+        bound = bound_worker_loss(world.state)
         assert bound is not None and bound.at_most == at_most
 
 
 def _bound(world: Any) -> Any:
-    bound = node_loss_bound(world.state)
+    bound = bound_node_loss(world.state)
     assert bound is not None
     return bound
 
 
 def test_before_a_group_has_formed_there_is_no_bound(new_world: NewWorld) -> None:
-    assert node_loss_bound(new_world(workers=2, memory=True).state) is None
+    assert bound_node_loss(new_world(workers=2, memory=True).state) is None
 
 
 def test_until_a_copy_of_every_rank_has_arrived_only_the_checkpoint_counts(new_world: NewWorld) -> None:
@@ -76,7 +76,9 @@ def test_copies_promise_their_pace_and_the_steps_until_they_have_arrived(new_wor
     _cost(world, buddy_step=4, buddy_every_steps=2.5, buddy_flight_steps=2)
     bound = _bound(world)
     assert (bound.protection, bound.at_most, bound.now, bound.every_steps) == (Protection.COPIES, 5, 2, 2.5)
-    assert bound.words() == "losing a node repeats at most 5 steps, 2 now (copies on other nodes after every 2.5 steps)"
+    assert (
+        bound.describe() == "losing a node repeats at most 5 steps, 2 now (copies on other nodes after every 2.5 steps)"
+    )
 
 
 def test_slow_copies_follow_one_another_no_faster_than_they_arrive(new_world: NewWorld) -> None:
@@ -101,7 +103,7 @@ def test_on_one_node_a_lost_node_costs_the_steps_since_the_checkpoint(new_world:
     _cost(world)
     bound = _bound(world)
     assert (bound.protection, bound.at_most, bound.now) == (Protection.CHECKPOINT, None, 3)
-    assert bound.words().startswith("losing a node repeats the steps since the last checkpoint, 3 now")
+    assert bound.describe().startswith("losing a node repeats the steps since the last checkpoint, 3 now")
 
 
 def test_nodes_of_one_machine_share_a_memory_that_outlives_them(new_world: NewWorld) -> None:
@@ -174,7 +176,7 @@ def test_the_incident_of_a_lost_node_says_which_bound_was_in_force(new_world: Ne
     [incident] = world.incidents()
     assert incident.node_loss == before
     [opened] = [c.event for c in world.commands if isinstance(c, Emit) and isinstance(c.event, IncidentOpened)]
-    assert before.words() in opened.words()
+    assert before.describe() in opened.describe()
 
 
 def test_steps_that_only_survivors_have_reported_count_as_done_when_the_node_was_lost(new_world: NewWorld) -> None:

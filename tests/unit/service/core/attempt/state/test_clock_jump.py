@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from shoal_service.core.attempt.deadlines import is_time, moved
+from shoal_service.core.attempt.deadlines import is_time, shift_times
 from shoal_service.core.attempt.messages import ClockJumped, ReportArrived
 from shoal_service.core.attempt.placement import is_due
 from shoal_service.core.attempt.state.attempt import Attempt
@@ -36,9 +36,9 @@ def test_a_jump_there_and_back_changes_nothing(new_world: NewWorld) -> None:
     world.die(1)
     world.deliver_all()
     assert world.state.stage is Stage.QUIESCING
-    there = moved(world.state, 4096.0)
+    there = shift_times(world.state, 4096.0)
     assert there != world.state and there.current.since == world.state.current.since + 4096.0
-    assert moved(there, -4096.0) == world.state
+    assert shift_times(there, -4096.0) == world.state
 
 
 def test_a_wait_is_neither_shortened_nor_extended_by_a_jump(new_world: NewWorld) -> None:
@@ -75,7 +75,7 @@ def test_each_time_in_a_message_that_the_state_keeps_is_known() -> None:
 def test_a_deadline_of_the_user_stays_where_it_is(new_world: NewWorld) -> None:
     world = new_world(workers=2)
     target = replace(world.state.target, avoided=())
-    assert moved(replace(world.state, target=target), 10.0).target is target
+    assert shift_times(replace(world.state, target=target), 10.0).target is target
 
 
 def _floats(kind: type, seen: set[type], *, messages: bool = False) -> Iterator[tuple[str, str]]:
