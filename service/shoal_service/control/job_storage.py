@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -224,12 +225,10 @@ def _media(place: Directory, step: int | None, limit: int, is_spread: bool) -> M
         if length > _MAX_RECORD_BYTES or length > left:
             continue
         left -= length
-        try:
+        with suppress(FileNotFoundError, ValueError):  # thinned out meanwhile, or not Shoal's
             record = MediaRecord.model_validate_json(place.read(str(name)))
-        except (FileNotFoundError, ValueError):  # thinned out meanwhile, or not Shoal's
-            continue
-        if RecordName(record.step, record.attempt, record.generation, record.rank, name.number) == name:
-            items.append(record)
+            if RecordName(record.step, record.attempt, record.generation, record.rank, name.number) == name:
+                items.append(record)
     return MediaPage(
         steps=tuple(sorted({name.step for name in names})), items=tuple(reversed(items)), num_records=len(names)
     )
@@ -296,10 +295,8 @@ class Verifications:
 
         def run() -> None:
             reading.result = _verify(reading)
-            try:
+            with suppress(RuntimeError):  # the server has ended meanwhile
                 loop.call_soon_threadsafe(reading.done.set)
-            except RuntimeError:
-                pass  # the server has ended meanwhile
 
         threading.Thread(target=run, name=f"verify-{name}", daemon=True).start()
         return reading

@@ -525,12 +525,14 @@ class RayAccess(Protocol):
     def reconnect(self) -> None:
         """Makes a new connection."""
 
-    def disconnect(self) -> None: ...
+    def disconnect(self) -> None:
+        """Leave the cluster. The connection is not used any more."""
 
     def snapshot(self) -> ClusterSnapshot:
         """The cluster as it is now. Raises ConnectionStale: call `reconnect`."""
 
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]: ...
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` when a node has come or gone, from any thread. Return a function that ends this."""
 
     def hold_code(self, job_id: str, attempt: int, sha256: str) -> str:
         """Keeps code that the cluster has for this attempt too. Returns its URI; empty if the cluster does not have

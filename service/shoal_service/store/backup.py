@@ -29,7 +29,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -380,14 +380,12 @@ def _play(url: URL, source: Path, *, before: Sequence[str], after: Sequence[str]
             ) as session,
         ):
             assert archive.stdout is not None and session.stdin is not None
-            try:
+            with suppress(BrokenPipeError):  # psql has ended, and says why
                 session.stdin.write("\n".join(["BEGIN;", *before, ""]).encode())
                 shutil.copyfileobj(archive.stdout, session.stdin)
                 if archive.wait() == 0:
                     session.stdin.write("\n".join([*after, "COMMIT;", ""]).encode())
                 session.stdin.close()
-            except BrokenPipeError:
-                pass  # psql has ended, and says why
             archive.stdout.close()
         for program, process, file in (("psql", session, errors), ("pg_restore", archive, said)):
             file.seek(0)

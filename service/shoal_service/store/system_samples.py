@@ -161,7 +161,8 @@ def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class RankSet(Protocol):
-    def __contains__(self, rank: object, /) -> bool: ...
+    def __contains__(self, rank: object, /) -> bool:
+        """Return True if this rank is shown."""
 
 
 def add(tx: Transaction, job_num: int, samples: Sequence[SystemSample]) -> None:

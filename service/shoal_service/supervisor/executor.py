@@ -14,10 +14,9 @@ through the protocols in `World`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar, assert_never
 
@@ -192,7 +191,7 @@ class Executor:
     def _call_on_loop(self, function: Callable[[T], None], argument: T) -> None:
         """Call the function on the loop; from any thread."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the attempt is over
+            with suppress(RuntimeError):  # the loop is closed: the attempt is over
                 self._loop.call_soon_threadsafe(function, argument)
 
     def _follow(self, directive: Directive) -> None:
@@ -437,14 +436,12 @@ async def _keep_files(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: f
     """Let a worker of a node store what the program has written there. `limit_s`: for each answer."""
     until_mono = clock.monotonic() + _KEEP_FILES_S
     for index in indexes:
-        try:
+        with suppress(WorkerCallError, TimeoutError):
             while (is_kept := await clock.wait_for(fleet.keep_files(index), limit_s)) is None:
                 if clock.monotonic() > until_mono:
                     return
             if is_kept:
                 return
-        except (WorkerCallError, TimeoutError):
-            continue
 
 
 async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: float) -> int | None:
@@ -454,11 +451,9 @@ async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s
         limit_s: for the answer of each.
     """
     for index in indexes:
-        try:
+        with suppress(WorkerCallError, TimeoutError):
             await clock.wait_for(fleet.forget_snapshots(index), limit_s)
             return index
-        except (WorkerCallError, TimeoutError):
-            continue
     return None
 
 

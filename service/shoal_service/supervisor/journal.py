@@ -140,18 +140,23 @@ def parse_entry(raw: bytes | str) -> JournalEntry:
 class KeyValueStore(Protocol):
     """One namespace of the head's key-value store; `cluster.gcs.GcsKeyValueStore`. Every call raises GcsUnavailable."""
 
-    def get(self, key: bytes) -> bytes | None: ...
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value; None if there is no such key."""
 
-    def put(self, key: bytes, value: bytes) -> None: ...
+    def put(self, key: bytes, value: bytes) -> None:
+        """Store the value, in place of an earlier one."""
 
     def add(self, key: bytes, value: bytes) -> bool:
         """Puts only if the key is absent; False: it is there. Atomic."""
 
-    def keys(self, prefix: bytes) -> list[bytes]: ...
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """Return all keys that begin with the prefix, in no order."""
 
-    def delete(self, key: bytes) -> None: ...
+    def delete(self, key: bytes) -> None:
+        """Delete the key, if it exists."""
 
-    def delete_all(self, prefix: bytes) -> None: ...
+    def delete_all(self, prefix: bytes) -> None:
+        """Delete all keys that begin with the prefix."""
 
 
 def num_lives(store: KeyValueStore, job_id: str, attempt: int) -> int:

@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -189,13 +189,11 @@ class RayFleet:
         if handle is None:
             return WorkerStack(worker_id=name, source=StackSource.NONE, error="the worker has ended")
         if not native or info is None:
-            try:
+            with suppress(RayError, TimeoutError):  # it is stopped, hangs with the GIL held, or has ended
                 call = handle.stack.remote(self._life)
                 answer = await asyncio.wait_for(asyncio.wrap_future(call.future()), answer_s)
                 if isinstance(answer, WorkerStack):
                     return answer
-            except (RayError, TimeoutError):
-                pass  # it is stopped, hangs with the GIL held, or has ended
         if info is None:
             message = f"the worker starts, and did not answer within {answer_s:.3g} s"
             return WorkerStack(worker_id=name, source=StackSource.NONE, error=message)
@@ -247,10 +245,8 @@ class RayFleet:
         none. `within_s`: for each answer."""
         others = [i for i, other in self._infos.items() if other.node_id == info.node_id and other.pid != info.pid]
         for index in others:
-            try:
+            with suppress(RayError, TimeoutError, KeyError):  # the neighbour has ended, or is stopped
                 return await asyncio.wait_for(asyncio.wrap_future(ask(self._handles[index]).future()), within_s)
-            except (RayError, TimeoutError, KeyError):
-                continue  # the neighbour has ended, or is stopped
         return None
 
     async def died_at(self, actor_id: str) -> float | None:
