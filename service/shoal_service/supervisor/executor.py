@@ -214,7 +214,7 @@ class Executor:
         self._avoid()
 
     def _avoid(self) -> None:
-        event = _avoided_nodes(self._state, self._directive, self._nodes)
+        event = _find_avoided_nodes(self._state, self._directive, self._nodes)
         if event is not None:
             self._post(event)
 
@@ -292,7 +292,7 @@ class Executor:
                 _log.info("worker.kill", extra={"worker": self._worker_id(index), "reason": reason})
                 self._kill(index, number)
             case Run() | Interrupt() | RequestYield() | NoteCommit() | RequestSnapshotParts() | CompareModels():
-                if client := self._client(command.index):
+                if client := self._find_client(command.index):
                     client.perform(command)
             case FindCheckpoint():
                 self._spawn(self._coordinator.find(command))
@@ -310,7 +310,7 @@ class Executor:
         worker = self._state.pool.worker(index)
         return worker.worker_id if worker is not None else str(index)
 
-    def _client(self, index: int) -> WorkerClient | None:
+    def _find_client(self, index: int) -> WorkerClient | None:
         """The client of a worker; None if the worker has ended, and its loss is in the queue."""
         return self._clients.get(index) if self._fleet.knows(index) else None
 
@@ -457,7 +457,7 @@ async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s
     return None
 
 
-def _avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
+def _find_avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
     """The nodes that the control plane or Ray excludes; None if the attempt knows them already. Ray's deadline replaces
     the control plane's, since Ray enforces it."""
     avoided = {node.node_id: node for node in (directive.avoid if directive is not None else ())}

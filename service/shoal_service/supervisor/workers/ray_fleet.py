@@ -145,7 +145,7 @@ class RayFleet:
         except ValueError:
             return False
         if info is not None:
-            self._know(index, info)
+            self._add_known(index, info)
         return True
 
     async def adopt(self, index: int, generation: int) -> None:
@@ -154,7 +154,7 @@ class RayFleet:
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport:
         answer: WorkerInfo | ErrorReport = await self._answer(self._handles[index].prepare.remote(self._life))
         if isinstance(answer, WorkerInfo):
-            self._know(index, answer)
+            self._add_known(index, answer)
         return answer
 
     async def run(self, index: int, assignment: Assignment) -> WorkerExit:
@@ -218,7 +218,7 @@ class RayFleet:
         with worker_errors():
             return await self._actors.answer(call)
 
-    def _know(self, index: int, info: WorkerInfo) -> None:
+    def _add_known(self, index: int, info: WorkerInfo) -> None:
         self._infos[index] = info
         self._preference.is_on(index, info.node_id)
 
@@ -376,7 +376,7 @@ class NodePreference:
         """
         self._needs = {name: amount for name, amount in needs.items() if amount}
         self._placement = placement
-        self._read = read or _live_nodes
+        self._read = read or _list_live_nodes
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._node_of: dict[int, str] = {}
@@ -396,7 +396,7 @@ class NodePreference:
         if not self._needs:
             return ""
         with self._lock:
-            nodes = self._rooms(order, labels)
+            nodes = self._list_rooms(order, labels)
             chosen = choose_node(nodes, num_missing=order.num_missing, tp=order.tp, placement=self._placement)
             if chosen:
                 self._taken[chosen] += 1
@@ -421,7 +421,7 @@ class NodePreference:
             self._node_of[index] = node_id
             self._held[node_id] += 1
 
-    def _rooms(self, order: StartWorker, labels: Mapping[str, str]) -> list[NodeRoom]:
+    def _list_rooms(self, order: StartWorker, labels: Mapping[str, str]) -> list[NodeRoom]:
         if self._monotonic() - self._read_mono > _READ_S:
             try:
                 self._nodes = self._read()
@@ -432,15 +432,17 @@ class NodePreference:
         return [
             NodeRoom(node.node_id, room, self._held[node.node_id])
             for node in self._nodes
-            if (room := self._room(node)) > 0 and node.node_id not in order.avoid_nodes and _has(node.labels, labels)
+            if (room := self._count_room(node)) > 0
+            and node.node_id not in order.avoid_nodes
+            and _has(node.labels, labels)
         ]
 
-    def _room(self, node: FreeNode) -> int:
+    def _count_room(self, node: FreeNode) -> int:
         fits = min(int(node.free.get(name, 0.0) / amount + _EPSILON) for name, amount in self._needs.items())
         return fits - self._taken[node.node_id]
 
 
-def _live_nodes() -> list[FreeNode]:
+def _list_live_nodes() -> list[FreeNode]:
     free = gcs.available()
     return [FreeNode(node.node_id, node.labels, free.get(node.node_id, {})) for node in gcs.nodes() if node.is_alive]
 
