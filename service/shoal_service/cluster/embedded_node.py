@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -189,10 +190,8 @@ def end_session(leader: int) -> None:
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while pids := find_session_pids(leader):
         for pid in [*_find_descendants(pids), *pids]:  # before their ancestors, by which they are found
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         _reap(leader)
         if time.monotonic() > deadline:
             raise EmbeddedClusterFailed(f"processes {pids} of session {leader} cannot be ended")
@@ -206,11 +205,9 @@ def _iterate_session(leader: int) -> Iterator[int]:
     Reading each `stat` file took 20 ms per call, once a second for each node.
     """
     for entry in Path("/proc").iterdir():
-        try:
+        with suppress(ProcessLookupError):  # it has ended since
             if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
                 yield int(entry.name)
-        except ProcessLookupError:
-            continue  # it has ended since
 
 
 def _find_descendants(pids: list[int]) -> list[int]:
@@ -235,7 +232,5 @@ def _read_stat(pid: int) -> tuple[str, str]:
 
 
 def _reap(leader: int) -> None:
-    try:
+    with suppress(ChildProcessError):  # started by an earlier control plane
         os.waitpid(leader, os.WNOHANG)
-    except ChildProcessError:
-        pass  # started by an earlier control plane

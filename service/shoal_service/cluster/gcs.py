@@ -61,18 +61,18 @@ class RayActor:
 def cluster_id() -> str:
     """Id of the cluster that this process is connected to, in hexadecimal digits. A head that is started again has the
     same id if it finds its tables."""
-    return str(_client().cluster_id.hex())
+    return str(_open_client().cluster_id.hex())
 
 
 def nodes() -> tuple[RayNode, ...]:
     """Every node of the cluster, dead ones included."""
-    return tuple(_node(info) for info in _call("get_all_node_info").values())
+    return tuple(_make_node(info) for info in _call("get_all_node_info").values())
 
 
 def draining() -> dict[str, float | None]:
     """Nodes that Ray itself drains (`ray drain-node`, the autoscaler, a preemption): by node id, the wall-clock time at
     which the node goes away; None means unknown."""
-    with _asking() as client:
+    with _open_request() as client:
         draining_nodes = ray_internals.draining_nodes(client, ray.get_runtime_context().gcs_address, _TIMEOUT_S)
     return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in draining_nodes.items()}
 
@@ -87,7 +87,7 @@ def actors() -> tuple[RayActor, ...]:
     """Every actor of the cluster that is alive or is being created. Not from the thread of an event loop."""
     # the head filters by one state at a time; the dead ones may be many
     infos = _read_actors({"actor_state_name": "PENDING_CREATION"}, {"actor_state_name": "ALIVE"})
-    return tuple(_actor(info) for info in infos.values())
+    return tuple(_make_actor(info) for info in infos.values())
 
 
 def num_starts(actor_id: str) -> int:
@@ -175,16 +175,16 @@ def _read_actors(*filters: dict[str, Any]) -> dict[ActorID, Any]:
         calls = [client.async_get_all_actor_info(timeout=_TIMEOUT_S, **selection) for selection in filters]
         return {key: info for infos in await asyncio.gather(*calls) for key, info in infos.items()}
 
-    with _asking() as client:
+    with _open_request() as client:
         return asyncio.run(read(client))
 
 
 def _call(method: str, *arguments: Any) -> Any:
-    with _asking() as client:
+    with _open_request() as client:
         return getattr(client, method)(*arguments, timeout=_TIMEOUT_S)
 
 
-def _client() -> Any:
+def _open_client() -> Any:
     """Ray's own client of the head. Raises GcsUnavailable if this process has none."""
     client = ray_internals.head()
     if client is None:
@@ -193,16 +193,16 @@ def _client() -> Any:
 
 
 @contextmanager
-def _asking() -> Iterator[Any]:
+def _open_request() -> Iterator[Any]:
     """The client for one request. Every way in which the head may not answer becomes GcsUnavailable."""
-    client = _client()
+    client = _open_client()
     try:
         yield client
     except (RpcError, RaySystemError, grpc.RpcError) as error:
         raise GcsUnavailable(f"the Ray head did not answer within {_TIMEOUT_S:g} s: {error}") from error
 
 
-def _node(info: Any) -> RayNode:
+def _make_node(info: Any) -> RayNode:
     return RayNode(
         node_id=info.node_id.hex(),
         ip=info.node_manager_address,
@@ -214,7 +214,7 @@ def _node(info: Any) -> RayNode:
     )
 
 
-def _actor(info: Any) -> RayActor:
+def _make_actor(info: Any) -> RayActor:
     return RayActor(
         name=info.name,
         namespace=info.ray_namespace,
@@ -247,7 +247,7 @@ class GcsNodeWatch:
 
     def dead_nodes(self) -> frozenset[str]:
         try:
-            return _table().dead
+            return _read_table().dead
         except GcsUnavailable:
             return frozenset()
 
@@ -256,7 +256,7 @@ class GcsNodeWatch:
         answers = True
         while not self._stop.wait(_PERIOD_S):
             try:
-                table = _table()
+                table = _read_table()
             except GcsUnavailable as error:
                 if answers:
                     _log.warning("ray_head.away", extra={"error": str(error)})
@@ -268,7 +268,7 @@ class GcsNodeWatch:
                 report(table)
 
 
-def _table() -> NodeTable:
+def _read_table() -> NodeTable:
     rows = nodes()
     return NodeTable(
         dead=frozenset(node.node_id for node in rows if not node.is_alive),

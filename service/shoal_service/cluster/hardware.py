@@ -23,7 +23,7 @@ class Hardware:
 
 
 def find(environment: Mapping[str, str], dev: Path = Path("/dev"), proc: Path = PROC, mount: Path = MOUNT) -> Hardware:
-    return Hardware(cpus=allowed_cores(proc, mount), gpus=_gpus(environment, dev))
+    return Hardware(cpus=allowed_cores(proc, mount), gpus=_count_gpus(environment, dev))
 
 
 def require_cpus(nodes: int, cpus: int, *, found: bool) -> None:
@@ -37,7 +37,7 @@ def require_cpus(nodes: int, cpus: int, *, found: bool) -> None:
         )
 
 
-def _gpus(environment: Mapping[str, str], dev: Path) -> int:
+def _count_gpus(environment: Mapping[str, str], dev: Path) -> int:
     """Number of the NVIDIA driver's devices, and no more than CUDA_VISIBLE_DEVICES lets the workers see."""
     try:
         present = sum(_GPU.fullmatch(entry.name) is not None for entry in dev.iterdir())

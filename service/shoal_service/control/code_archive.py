@@ -98,7 +98,7 @@ def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Code
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
             for name, path in files.items():
-                archive.writestr(_entry(name, path), path.read_bytes())
+                archive.writestr(_make_entry(name, path), path.read_bytes())
     except OSError as error:
         raise CodeArchiveError(f"code.working_dir {str(working_dir)!r} cannot be read: {error}.") from error
     data = buffer.getvalue()
@@ -123,7 +123,7 @@ def check(sha256: str, data: bytes, *, within_s: float = _CHECK_S) -> None:
             entries = archive.infolist()
             _require_bounded(entries, len(data))
             _require_plain(entries)
-            damaged = _damaged(archive, entries, within_s)
+            damaged = _find_damaged(archive, entries, within_s)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         if isinstance(error, CodeArchiveError):
             raise
@@ -170,11 +170,11 @@ def _require_bounded(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise CodeArchiveError(
-                f"the entry {_shown(entry.filename)!r} is neither stored nor deflated (method {entry.compress_type})."
+                f"the entry {_shorten(entry.filename)!r} is neither stored nor deflated (method {entry.compress_type})."
             )
 
 
-def _damaged(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], within_s: float) -> str | None:
+def _find_damaged(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], within_s: float) -> str | None:
     """Find the first entry whose content differs from its checksum."""
     ends_mono = time.monotonic() + within_s
     for entry in entries:
@@ -196,7 +196,7 @@ def _require_plain(entries: list[zipfile.ZipInfo]) -> None:
     folders: set[str] = set()
     for entry in entries:
         name = entry.filename
-        shown = _shown(name)
+        shown = _shorten(name)
         parts = name.replace("\\", "/").removesuffix("/").split("/")
         path, kind = "/".join(parts), stat.S_IFMT(entry.external_attr >> 16)
         is_outside = name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]
@@ -219,7 +219,7 @@ def _require_plain(entries: list[zipfile.ZipInfo]) -> None:
         raise CodeArchiveError(f"the entry {min(both)[:100]!r} is a file and a directory.")
 
 
-def _shown(name: str) -> str:
+def _shorten(name: str) -> str:
     return name if len(name) <= 100 else f"{name[:100]}..."
 
 
@@ -227,7 +227,7 @@ def _list_files(root: Path) -> tuple[dict[str, Path], int]:
     """The regular files by their name in the archive, sorted, because the order must not depend on the file system; and
     how many files and directories were ignored."""
     inside = root.resolve()
-    rules, num_ignored = _ignore_rules(root), 0
+    rules, num_ignored = _read_ignore_rules(root), 0
     archived: dict[str, Path] = {}
     for folder, subfolders, names in os.walk(root, followlinks=False):
         # a link to a directory is one, other than for git: who ignores `data/` means it, wherever the data are
@@ -262,7 +262,7 @@ def _list_files(root: Path) -> tuple[dict[str, Path], int]:
     return dict(sorted(archived.items())), num_ignored
 
 
-def _ignore_rules(root: Path) -> GitIgnoreSpec:
+def _read_ignore_rules(root: Path) -> GitIgnoreSpec:
     path = root / IGNORE_FILE
     try:
         return parse_ignore_rules(path.read_text(encoding="utf-8") if path.is_file() else "")
@@ -291,7 +291,7 @@ def _require_small(sizes: dict[str, int], root: Path, max_bytes: int) -> None:
     )
 
 
-def _entry(name: str, path: Path) -> zipfile.ZipInfo:
+def _make_entry(name: str, path: Path) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name, _EPOCH)
     executable = bool(path.stat().st_mode & 0o100)
     entry.external_attr = (0o100755 if executable else 0o100644) << 16

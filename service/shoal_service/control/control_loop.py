@@ -246,7 +246,7 @@ class ControlLoop:
             await self._stop_driving()
             self._is_saved = self._show_saving is not None  # by the control plane that holds the lease
             return
-        rows = await self._without_cancelled(await self._readable_jobs(self._lease), self._lease)
+        rows = await self._without_cancelled(await self._list_readable_jobs(self._lease), self._lease)
         self._expire_if_resized(rows)
         reachable = await self._read_clusters(rows)
         rows = await self._moving.give_up_lost(rows, self._lease)
@@ -327,10 +327,10 @@ class ControlLoop:
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         now, mono = self._clock.time(), self._clock.monotonic()
         where = await self._moving.whereabouts(rows, lease)
-        state = await asyncio.to_thread(self._market_state, rows, now, where)
+        state = await asyncio.to_thread(self._make_market_state, rows, now, where)
         while await self._moving.begin(state, now):
             where = await self._moving.whereabouts(rows, lease)
-            state = await asyncio.to_thread(self._market_state, rows, now, where)
+            state = await asyncio.to_thread(self._make_market_state, rows, now, where)
         self._last_market = state
         standing = fingerprint(state)
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
@@ -379,7 +379,7 @@ class ControlLoop:
                 if self._calls.begin(name, "ask for room", request):
                     self._requested[name] = wanted, mono
 
-    def _market_state(self, rows: list[DriveRow], now: float, where: ClusterConstraints) -> MarketState:
+    def _make_market_state(self, rows: list[DriveRow], now: float, where: ClusterConstraints) -> MarketState:
         reader = self._reader
         with self._store.read() as tx:
             projects, users = queueing.defined_projects(tx), queueing.defined_users(tx)
@@ -465,7 +465,7 @@ class ControlLoop:
                 return
             self.given_up = (*self.given_up, (row.id, row.attempt))
 
-    async def _readable_jobs(self, lease: Lease) -> list[DriveRow]:
+    async def _list_readable_jobs(self, lease: Lease) -> list[DriveRow]:
         """Puts jobs that cannot be read into quarantine, and returns the others."""
         unreadable: dict[str, str] = {}
         rows = await asyncio.to_thread(
@@ -573,7 +573,7 @@ class DecisionWriter:
         standing = {job.job_id: (job.granted, rows[job.job_id].spec_version) for job in state.jobs}
         if not changes and standing == self._explained and 0 <= now - self._explained_at < _REFRESH_S:
             return
-        answers = await asyncio.to_thread(_held_back, state, changes, now)
+        answers = await asyncio.to_thread(_list_held_back, state, changes, now)
         versions = {job.job_id: rows[job.job_id].spec_version for job in state.jobs}
         await asyncio.to_thread(self._store.writing(queueing.save_growth, epoch), answers, versions, now=now)
         self._explained, self._explained_at = standing, now
@@ -611,5 +611,5 @@ def _turn(change: Change, row: DriveRow) -> int:
 
 
 @paused_collector()
-def _held_back(state: MarketState, changes: Sequence[Change], now: float) -> list[HeldBack]:
+def _list_held_back(state: MarketState, changes: Sequence[Change], now: float) -> list[HeldBack]:
     return explain_held_back(after(state, changes, now), now)

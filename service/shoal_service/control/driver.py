@@ -151,7 +151,7 @@ class Driver:
         answered = asyncio.Event()
         until_mono = self._clock.monotonic() + _STACKS_S
         try:
-            with self._requests(answered):
+            with self._subscribe_to_requests(answered):
                 while (left_s := until_mono - self._clock.monotonic()) > 0:
                     answered.clear()
                     answer = await asyncio.to_thread(
@@ -167,7 +167,7 @@ class Driver:
                 self._changed.set()
         raise SupervisorUnavailable(f"it has not answered for {_STACKS_S:g} s")
 
-    def _requests(self, event: asyncio.Event) -> Subscription:
+    def _subscribe_to_requests(self, event: asyncio.Event) -> Subscription:
         """Sets the event when a report has ended the attempt, or answered a request of a user."""
         loop = asyncio.get_running_loop()
 
@@ -202,7 +202,7 @@ class Driver:
         cluster that is away is waited for: `control/moving.py` says so. Orders that a gateway which reports leaves
         without an answer count until the supervisor has reported, since its workers then train on without them.
         """
-        with self._requests(self._requested):
+        with self._subscribe_to_requests(self._requested):
             while not self._is_over:
                 try:
                     await self._attend()
@@ -219,7 +219,7 @@ class Driver:
     async def _attend(self) -> None:
         """Follow the attempt until it is over, or its supervisor could not be started and another start is due."""
         try:
-            with self._failed_creation():
+            with self._watch_creation():
                 await self._follow()
             return
         except SupervisorGone as error:
@@ -301,7 +301,7 @@ class Driver:
             _log.warning("attempt.not_reaped", extra=fields)
 
     @contextmanager
-    def _failed_creation(self) -> Iterator[None]:
+    def _watch_creation(self) -> Iterator[None]:
         """Wakes `_follow` when the cluster says that the supervisor could not be created."""
         loop = asyncio.get_running_loop()
 
@@ -407,14 +407,14 @@ class Driver:
             return
         if self._has_reported:
             raise SupervisorGone("no actor of that name is in the cluster")
-        home = await self._new_home()
+        home = await self._make_home()
         code_uri = await self._store_code(self._row)
         config = await asyncio.to_thread(self._supervisor_config, home, code_uri)
         avoid = frozenset(node.node_id for node in self._avoid)
         places, self._places = self._places, {}
         await self._cluster.start_supervisor(config, avoid_nodes=avoid, places=places)
 
-    async def _new_home(self) -> Home:
+    async def _make_home(self) -> Home:
         """Make the home of a new supervisor. Its token is valid before the supervisor has it, and that of another
         supervisor of the attempt is not valid any more."""
         token = new_attempt_token()
@@ -432,7 +432,7 @@ class Driver:
             await self._requeue(f"cannot report to this service: {reason}")
 
     async def _start_another(self, silent_node: str) -> bool:
-        home = await self._new_home()
+        home = await self._make_home()
         while True:
             try:
                 is_started = await self._cluster.replace_supervisor(*self._key, silent_node, home)
@@ -497,7 +497,7 @@ class Driver:
             job_id=row.id,
             attempt=row.attempt,
             version=WIRE_VERSION,
-            spec=self._spec_of_nodes(row),
+            spec=self._make_node_spec(row),
             checkpoint_root=checkpoint_root(row.spec, self._config.checkpoint_url, row.id),
             granted=row.granted_workers or self._last_grant,
             epoch=self._epoch,
@@ -519,7 +519,7 @@ class Driver:
             newest=str(newest) if newest is not None else None,
         )
 
-    def _spec_of_nodes(self, row: DriveRow) -> JobSpec:
+    def _make_node_spec(self, row: DriveRow) -> JobSpec:
         """Removes the labels of the cluster from the selector: the scheduler has followed them, and nodes do not have
         them in Ray."""
         joined = self._clusters.joined.get(row.cluster or self._clusters.own)

@@ -106,7 +106,7 @@ def _look_at_round(store: Store, run: IslandRun, number: int, *, epoch: int, now
 
 def find_rounds(root: str) -> list[int]:
     """Return the rounds to which an island has written something. Raises OSError."""
-    numbers = ((name, name.removeprefix("round-")) for name in _directories(open_directory(root)))
+    numbers = ((name, name.removeprefix("round-")) for name in _list_directories(open_directory(root)))
     return sorted(int(text) for name, text in numbers if text.isdecimal() and name == round_folder(int(text)))
 
 
@@ -114,12 +114,12 @@ def read_contributions(root: str, number: int, run: str, *, now: float) -> list[
     """Return what is whole of a round in the storage, and mark it as such; of each island the first. Raises OSError."""
     place = open_directory(join(root, round_folder(number)))
     contributions = []
-    for island in _directories(place):
-        for name in _directories(place.child(island)):
+    for island in _list_directories(place):
+        for name in _list_directories(place.child(island)):
             checkpoint, directory = CheckpointName.parse(name), place.child(island).child(name)
             if checkpoint is None:
                 continue
-            announced = list(_announcements(directory))
+            announced = list(_read_announcements(directory))
             contribution = merge_announcements(f"{island}/{name}", announced)
             if contribution is not None and island == f"island-{contribution.island}":
                 parts = [announcement.part for announcement in announced]
@@ -144,7 +144,7 @@ def delete_rounds(root: str, first_needed: int) -> None:
             open_directory(root).child(round_folder(number)).remove_tree()
 
 
-def _announcements(directory: Directory) -> Iterable[Announcement]:
+def _read_announcements(directory: Directory) -> Iterable[Announcement]:
     names: Mapping[str, int] = directory.files()
     for rank in range(len(names)):
         if announcement_file(rank) not in names:
@@ -156,7 +156,7 @@ def _announcements(directory: Directory) -> Iterable[Announcement]:
             return
 
 
-def _directories(place: Directory) -> list[str]:
+def _list_directories(place: Directory) -> list[str]:
     try:
         return sorted(place.directories())
     except FileNotFoundError:

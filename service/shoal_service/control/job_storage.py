@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -69,12 +70,12 @@ class JobStorage:
 
     def catalog(self, job: JobView) -> CheckpointCatalog:
         """Open the catalog of a job's checkpoints. Raises StorageAway."""
-        return CheckpointCatalog(self._root(job))
+        return CheckpointCatalog(self._find_root(job))
 
     def root(self, job: JobView) -> str:
         """URL of the job's directory; empty if this server does not know it."""
         try:
-            return self._root(job)
+            return self._find_root(job)
         except StorageAway:
             return ""
 
@@ -84,28 +85,30 @@ class JobStorage:
         Raises:
             StorageAway: also while the content is read.
         """
-        place = open_job_directory(self._root(job)).child(FOLDER).child(name_of(number))
-        return await self._opened(place, name)
+        place = open_job_directory(self._find_root(job)).child(FOLDER).child(name_of(number))
+        return await self._open(place, name)
 
     async def media(self, job: JobView, step: int | None, limit: int, *, is_spread: bool = False) -> MediaPage:
         """The records of a step, else the newest ones. Raises StorageAway."""
-        place = open_job_directory(self._root(job)).child(MEDIA)
-        return await self.run(lambda: _media(place, step, limit, is_spread))
+        place = open_job_directory(self._find_root(job)).child(MEDIA)
+        return await self.run(lambda: _list_media(place, step, limit, is_spread))
 
     async def data_preview(self, job: JobView) -> DataPreview:
         """What the job reads, as its rank 0 has described it; without splits if there is no valid document. Raises
         StorageAway."""
-        place = open_job_directory(self._root(job)).child(MEDIA)
-        preview = await self._parsed(place, DATA_FILE, MAX_FILE_BYTES, DataPreview.model_validate_json)
+        place = open_job_directory(self._find_root(job)).child(MEDIA)
+        preview = await self._read_parsed(place, DATA_FILE, MAX_FILE_BYTES, DataPreview.model_validate_json)
         return preview or DataPreview()
 
     async def media_file(self, job: JobView, name: str) -> bytes | None:
         """An image; None if there is none of this name. `name` must be a valid one. Raises StorageAway."""
-        return await self._parsed(open_job_directory(self._root(job)).child(MEDIA), name, _MAX_IMAGE_BYTES, bytes)
+        return await self._read_parsed(
+            open_job_directory(self._find_root(job)).child(MEDIA), name, _MAX_IMAGE_BYTES, bytes
+        )
 
     async def outputs(self, job: JobView, patterns: Sequence[str], limit: int) -> OutputPage:
         """What the program has written, of files that match one of the patterns. Raises StorageAway."""
-        place, matches = open_job_directory(self._root(job)).child(OUTPUTS), matcher(patterns)
+        place, matches = open_job_directory(self._find_root(job)).child(OUTPUTS), matcher(patterns)
         manifests = await self.run(lambda: read_manifests(place))
         outputs = [output for output in merged(manifests) if matches(output.name)]
         views = [
@@ -132,30 +135,30 @@ class JobStorage:
         Raises:
             StorageAway: also while the content is read.
         """
-        storage = open_job_directory(self._root(job)).child(OUTPUTS)
+        storage = open_job_directory(self._find_root(job)).child(OUTPUTS)
         manifests = await self.run(lambda: read_manifests(storage))
         file = next((output for output in merged(manifests) if output.name == name), None)
         if file is None:
             return None
-        return await self._opened(storage.child(str(file.node)), file.file.content)
+        return await self._open(storage.child(str(file.node)), file.file.content)
 
-    async def _opened(self, place: Directory, name: str) -> tuple[int, AsyncIterator[bytes]] | None:
+    async def _open(self, place: Directory, name: str) -> tuple[int, AsyncIterator[bytes]] | None:
         """Length and content of a file; None if it is not there any more."""
         try:
             length = (await self.run(place.files)).get(name)
         except FileNotFoundError:
             return None
-        return None if length is None else (length, self._pieces(place, name, length))
+        return None if length is None else (length, self._read_pieces(place, name, length))
 
     async def data_hash(self, job: JobView, name: CheckpointName) -> str:
         """Content hash of the data that a checkpoint was made with; empty if it says none, or cannot be read."""
-        place = open_job_directory(self._root(job)).child(str(name))
+        place = open_job_directory(self._find_root(job)).child(str(name))
         try:
-            return await self._parsed(place, _FIRST_INDEX, _MAX_INDEX_BYTES, _data_hash) or ""
+            return await self._read_parsed(place, _FIRST_INDEX, _MAX_INDEX_BYTES, _parse_data_hash) or ""
         except (StorageAway, AttributeError):
             return ""
 
-    async def _parsed(self, place: Directory, name: str, most_bytes: int, parse: Callable[[bytes], T]) -> T | None:
+    async def _read_parsed(self, place: Directory, name: str, most_bytes: int, parse: Callable[[bytes], T]) -> T | None:
         """Read and parse a file on one of the threads. None if it is not there, is larger, or `parse` raises
         ValueError."""
 
@@ -186,12 +189,12 @@ class JobStorage:
         """End the threads without a wait, because one that hangs in the storage cannot be ended."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _root(self, job: JobView) -> str:
+    def _find_root(self, job: JobView) -> str:
         if not (job.spec.checkpoint.url or self._default_url):
             raise StorageAway("this server has no checkpoint directory (SHOAL_CHECKPOINT_URL)")
         return checkpoint_root(job.spec, self._default_url, job.id)
 
-    async def _pieces(self, place: Directory, name: str, length: int) -> AsyncIterator[bytes]:
+    async def _read_pieces(self, place: Directory, name: str, length: int) -> AsyncIterator[bytes]:
         at = 0
         while at < length:
             buffer = bytearray(min(_PIECE_BYTES, length - at))
@@ -202,13 +205,13 @@ class JobStorage:
             at += count
 
 
-def _data_hash(content: bytes) -> str:
+def _parse_data_hash(content: bytes) -> str:
     extra = json.loads(content).get("extra", {})
     data_hash = extra.get("data") if isinstance(extra, dict) else None
     return data_hash[:200] if isinstance(data_hash, str) else ""
 
 
-def _media(place: Directory, step: int | None, limit: int, is_spread: bool) -> MediaPage:
+def _list_media(place: Directory, step: int | None, limit: int, is_spread: bool) -> MediaPage:
     """A record that cannot be read is left out: the code of a job can write anything there."""
     try:
         lengths = place.files()
@@ -224,12 +227,10 @@ def _media(place: Directory, step: int | None, limit: int, is_spread: bool) -> M
         if length > _MAX_RECORD_BYTES or length > left:
             continue
         left -= length
-        try:
+        with suppress(FileNotFoundError, ValueError):  # thinned out meanwhile, or not Shoal's
             record = MediaRecord.model_validate_json(place.read(str(name)))
-        except (FileNotFoundError, ValueError):  # thinned out meanwhile, or not Shoal's
-            continue
-        if RecordName(record.step, record.attempt, record.generation, record.rank, name.number) == name:
-            items.append(record)
+            if RecordName(record.step, record.attempt, record.generation, record.rank, name.number) == name:
+                items.append(record)
     return MediaPage(
         steps=tuple(sorted({name.step for name in names})), items=tuple(reversed(items)), num_records=len(names)
     )
@@ -296,10 +297,8 @@ class Verifications:
 
         def run() -> None:
             reading.result = _verify(reading)
-            try:
+            with suppress(RuntimeError):  # the server has ended meanwhile
                 loop.call_soon_threadsafe(reading.done.set)
-            except RuntimeError:
-                pass  # the server has ended meanwhile
 
         threading.Thread(target=run, name=f"verify-{name}", daemon=True).start()
         return reading

@@ -154,12 +154,12 @@ class Moving:
         if len(self._clusters.joined) > 1:
             for row in rows:
                 if row.state is JobState.QUEUED and needs_storage(row):
-                    unreadable = self._unreadable(row)
+                    unreadable = self._find_unreadable(row)
                     if unreadable:
                         excluded[row.id] = frozenset(unreadable)
                     named = named_cluster(row.spec)
                     await self._set_obstacle(row, unreadable.get(named) or "", lease, cluster=named)
-        held = away | await self._movers(rows, lease)
+        held = away | await self._find_movers(rows, lease)
         self._arriving = {
             key: claim.to for key, claim in self._begun.items() if claim.until_mono < inf and key[0] not in excluded
         }
@@ -167,10 +167,10 @@ class Moving:
         for row in rows if taken else ():
             if row.state is JobState.QUEUED and row.id not in arriving:
                 excluded[row.id] = excluded.get(row.id, frozenset()) | taken
-        states = {name: self._state(name) for name in self._clusters.joined}
+        states = {name: self._find_state(name) for name in self._clusters.joined}
         return ClusterConstraints(own=self._clusters.own, clusters=states, held=held, excluded=excluded)
 
-    def _state(self, cluster: str) -> ClusterState:
+    def _find_state(self, cluster: str) -> ClusterState:
         if self._reader.why_away(cluster):
             return ClusterState.AWAY
         return ClusterState.OPEN if self._clusters.joined[cluster].cordon is None else ClusterState.CORDONED
@@ -266,7 +266,7 @@ class Moving:
         )
         return True
 
-    async def _movers(self, rows: Sequence[DriveRow], lease: Lease) -> frozenset[str]:
+    async def _find_movers(self, rows: Sequence[DriveRow], lease: Lease) -> frozenset[str]:
         by_key, mono = {(row.id, row.attempt): row for row in rows}, self._clock.monotonic()
         for key, claim in [*self._begun.items()]:
             row = by_key.get(key)
@@ -294,7 +294,7 @@ class Moving:
     def _is_elsewhere(self, row: DriveRow) -> bool:
         return named_cluster(row.spec) not in ("", self.find_cluster(row))
 
-    def _unreadable(self, row: DriveRow) -> dict[str, str]:
+    def _find_unreadable(self, row: DriveRow) -> dict[str, str]:
         """Return clusters in which a queued job may not start, with reasons; an empty one is not known yet."""
         named, last = named_cluster(row.spec), self.find_cluster(row)
         unreadable: dict[str, str] = {}
@@ -407,7 +407,7 @@ class ReachableStorage:
 
     async def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
         """Ask now why the job cannot go on there. Raises ClusterUnreachable, JobNotFound."""
-        root, name = await asyncio.to_thread(self._saved, job_id, spec)
+        root, name = await asyncio.to_thread(self._find_saved, job_id, spec)
         return await self._clusters.of(cluster).sees_storage(root, name) if name or saves else ""
 
     def drop(self) -> None:
@@ -426,7 +426,7 @@ class ReachableStorage:
         self._answers = {k: answer for k, answer in self._answers.items() if mono - answer.mono < _KEPT_S}
         self._answers[key] = _Answer(why_not, mono)
 
-    def _saved(self, job_id: str, spec: JobSpec) -> tuple[str, str]:
+    def _find_saved(self, job_id: str, spec: JobSpec) -> tuple[str, str]:
         """URL of the job's directory, and name of the checkpoint from which it would go on; empty if it has none."""
         newest = self._store.reading(checkpoint_rows.newest)(job_id)
         if newest is not None:

@@ -128,7 +128,7 @@ def answer(
         raise SpecError.at(
             "racks", f"racks have room for {count_text(room, 'worker')}, of {world_size} that the plan is for."
         )
-    spec = _spec(request.spec, world_size)
+    spec = _parse_for_size(request.spec, world_size)
     if spec.program is not None:
         kind = "script" if spec.script is not None else "loop"
         message = (
@@ -138,15 +138,15 @@ def answer(
         raise SpecError.at(kind, message)
     if request.gpus is not None:
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
-    profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)
-    degrees = _degrees(request.compare) if request.compare else None
+    profile = _choose_profile(spec.worker.gpus > 0, request.gpu, profiles)
+    degrees = _parse_degrees(request.compare) if request.compare else None
     ranking = rank(spec, world_size, profile, request.top, request.racks, degrees)
     if degrees is not None and ranking.predictions and ranking.compared is None:
         raise SpecError.at(
             "compare", f"compare {request.compare!r} is no legal layout of {count_text(world_size, 'rank')}."
         )
     if ranking.predictions:
-        observations = _observations(spec, profile, profiles, measured)
+        observations = _compare_measured(spec, profile, profiles, measured)
         ranking = apply(correct(observations, profile.kind), ranking)
     planned = plan(spec, world_size, profile, request.racks)
     layout = planned.layout
@@ -167,7 +167,7 @@ def answer(
     )
 
 
-def _observations(
+def _compare_measured(
     spec: JobSpec,
     profile: HardwareProfile,
     profiles: Mapping[str, HardwareProfile],
@@ -177,7 +177,7 @@ def _observations(
     observations = []
     for job in measured:
         has_gpu = job.spec.worker.gpus > 0
-        if has_gpu != (spec.worker.gpus > 0) or _profile(has_gpu, None, profiles).name != profile.name:
+        if has_gpu != (spec.worker.gpus > 0) or _choose_profile(has_gpu, None, profiles).name != profile.name:
             continue
         predicted_s = predict_planned_step(job.spec, job.workers, profile)
         if predicted_s is not None:
@@ -186,7 +186,7 @@ def _observations(
     return observations
 
 
-def _degrees(text: str) -> dict[str, int]:
+def _parse_degrees(text: str) -> dict[str, int]:
     """`tp8 pp2`, also as a layout is described: `pp2 x tp8`."""
     degrees: dict[str, int] = {}
     for part in re.split(r"[\s,]+", text.strip()):
@@ -203,7 +203,7 @@ def _degrees(text: str) -> dict[str, int]:
     return degrees
 
 
-def _spec(document: dict[str, Any], world_size: int) -> JobSpec:
+def _parse_for_size(document: dict[str, Any], world_size: int) -> JobSpec:
     """The spec for that number of workers. If no layout uses all of them, some are idle, and the answer shows it."""
     try:
         return parse_spec({**document, "elasticity": {"min_workers": world_size, "max_workers": world_size}})
@@ -213,7 +213,7 @@ def _spec(document: dict[str, Any], world_size: int) -> JobSpec:
     return parse_spec({**document, "elasticity": {}})
 
 
-def _profile(has_gpu: bool, name: str | None, profiles: Mapping[str, HardwareProfile]) -> HardwareProfile:
+def _choose_profile(has_gpu: bool, name: str | None, profiles: Mapping[str, HardwareProfile]) -> HardwareProfile:
     desired = name or (DEFAULT_GPU if has_gpu else "cpu")
     if name is None:  # a measured profile of this machine is preferred
         measured = measured_profile(profiles.values(), has_gpu=has_gpu)
@@ -254,7 +254,7 @@ class PlanningProcesses:
             async with asyncio.timeout(self._budget_s), self._slots:
                 reply = await self._ask(_Question(request=request, profiles=self._profiles, measured=tuple(measured)))
         except TimeoutError:
-            raise SpecError((_too_slow(request, self._budget_s),)) from None
+            raise SpecError((_make_slow_problem(request, self._budget_s),)) from None
         if reply.answer is None:
             raise SpecError(reply.problems)
         return reply.answer
@@ -262,12 +262,12 @@ class PlanningProcesses:
     async def close(self) -> None:
         process, self._idle = self._idle, None
         if process is not None:
-            await _end(process)
+            await _end_process(process)
 
     async def _ask(self, question: _Question) -> _Reply:
         process, self._idle = self._idle, None
         if process is None or process.returncode is not None:
-            process = await _start()
+            process = await _start_process()
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(question.model_dump_json().encode() + b"\n")
@@ -276,7 +276,7 @@ class PlanningProcesses:
             if not line:
                 raise RuntimeError(f"the planning process has ended with {await process.wait()}")
         except BaseException:  # also if the request is cancelled: the process still works on it
-            await _end(process)
+            await _end_process(process)
             raise
         await self._keep(process)
         return _Reply.model_validate_json(line)
@@ -286,10 +286,10 @@ class PlanningProcesses:
         if self._idle is None:
             self._idle = process
         else:
-            await _end(process)
+            await _end_process(process)
 
 
-async def _start() -> asyncio.subprocess.Process:
+async def _start_process() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *_COMMAND,
         stdin=asyncio.subprocess.PIPE,
@@ -300,13 +300,13 @@ async def _start() -> asyncio.subprocess.Process:
     )
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end_process(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.kill()
     await process.wait()
 
 
-def _too_slow(request: PlanRequest, budget_s: float) -> SpecProblem:
+def _make_slow_problem(request: PlanRequest, budget_s: float) -> SpecProblem:
     setting, number = ("workers", request.workers) if request.gpus is None else ("gpus", request.gpus)
     message = (
         f"{setting} {number}: the planner has no answer within {budget_s:g} s. Ask for fewer, give a step more "
@@ -320,13 +320,13 @@ def _serve() -> None:
     os.nice(_NICENESS)
     for line in sys.stdin.buffer:
         signal.alarm(int(2 * BUDGET_S))  # if the server is killed meanwhile
-        reply = _reply(_Question.model_validate_json(line))
+        reply = _make_reply(_Question.model_validate_json(line))
         signal.alarm(0)
         sys.stdout.buffer.write(reply.model_dump_json().encode() + b"\n")
         sys.stdout.buffer.flush()
 
 
-def _reply(question: _Question) -> _Reply:
+def _make_reply(question: _Question) -> _Reply:
     try:
         return _Reply(answer=answer(question.request, question.profiles, question.measured))
     except SpecError as error:
@@ -408,7 +408,7 @@ def measure_profile(
 def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwareProfile:
     """Makes a profile of the measurements of `shoal_workers.profile`. Pure."""
     is_gpu = measured["device"] == "cuda"
-    like = _most_like(measured["name"]) if is_gpu else CPU
+    like = _find_most_like(measured["name"]) if is_gpu else CPU
     matmul = {Precision(precision): float(rate) for precision, rate in measured["matmul_flops"].items()}
     groups = {int(size): group for size, group in measured["groups"].items()}
     inside = like.inside
@@ -430,7 +430,7 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
             "peak_flops": peak,
             "matmul_efficiency": min(1.0, matmul[base] / peak[base]),
             "attention_efficiency": min(1.0, measured["attention_flops"] / peak[base]),
-            "attention_rates": _scaled_attention(like, measured["attention_flops"]) if is_gpu else {},
+            "attention_rates": _scale_attention(like, measured["attention_flops"]) if is_gpu else {},
             "half_width": measured["half_width"],
             "memory_bytes": rank_bytes,
             "memory_bandwidth": measured["elementwise_bytes_per_s"],
@@ -444,7 +444,7 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
     )
 
 
-def _scaled_attention(like: HardwareProfile, measured_flops: float) -> dict[int, tuple[float, float]]:
+def _scale_attention(like: HardwareProfile, measured_flops: float) -> dict[int, tuple[float, float]]:
     """The rates of the most similar GPU at all lengths, by what one length and heads of 64 have shown."""
     if _ATTENTION_LENGTH not in like.attention_rates:
         return {}
@@ -453,7 +453,7 @@ def _scaled_attention(like: HardwareProfile, measured_flops: float) -> dict[int,
     return {length: (share * forward, share * backward) for length, (forward, backward) in rates}
 
 
-def _most_like(device_name: str) -> HardwareProfile:
+def _find_most_like(device_name: str) -> HardwareProfile:
     """Finds the built-in GPU whose name is a word of the device's name: "NVIDIA H200" -> h200."""
     name_parts = device_name.lower().replace("_", "-").replace("-", " ").split()
     fitting = [p for p in PROFILES.values() if p.kind is DeviceKind.GPU and p.name.split("-")[0] in name_parts]

@@ -18,10 +18,12 @@ class Cluster(RayVerbs, GatewayVerbs, Protocol):
     """One Ray cluster: what it last reported, and the verbs that can be asked of it (`clusters/verbs.py`)."""
 
     @property
-    def address(self) -> str: ...
+    def address(self) -> str:
+        """Return the address of the Ray cluster; empty if its gateway has not reported."""
 
     @property
-    def connected(self) -> bool: ...
+    def connected(self) -> bool:
+        """Return True if the gateway reports and its Ray head answers."""
 
     def snapshot(self) -> ClusterSnapshot:
         """The cluster as it was at most some seconds ago. Raises ClusterUnreachable."""

@@ -118,14 +118,14 @@ class RetentionCollector:
         if not dry_run:
             await self._continue_deletions()
         self._packages_mono = float("-inf")
-        async for removal in self._due():
+        async for removal in self._list_due():
             if len(removals) >= limit or self._clock.monotonic() > end_mono:
                 return GcView(dry_run=dry_run, removals=tuple(removals), is_complete=False)
-            removals.append(_view(removal) if dry_run else await self._remove(removal))
+            removals.append(_make_view(removal) if dry_run else await self._remove(removal))
         return GcView(dry_run=dry_run, removals=tuple(removals))
 
     async def _round(self, stop: asyncio.Event, lease: Callable[[], Lease | None]) -> None:
-        async for removal in self._due():
+        async for removal in self._list_due():
             if stop.is_set() or lease() is None:
                 return
             await self._remove(removal)
@@ -135,7 +135,7 @@ class RetentionCollector:
         for view in await asyncio.to_thread(self._store.reading(job_deletion.read_unfinished)):
             await self.finish_deletion(view)
 
-    async def _due(self) -> AsyncIterator[Removal]:
+    async def _list_due(self) -> AsyncIterator[Removal]:
         now, rules = self._clock.time(), self._config.rules
         place: Place | None = BEGINNING
         while rules.first_days > 0 and place is not None:
@@ -149,7 +149,7 @@ class RetentionCollector:
             reason = f"no job names it, and retain_archives_days is {rules.archives_days:g}"
             for sha256 in await asyncio.to_thread(self._store.reading(archives.find_unused), before=before):
                 yield Removal(kind=Kind.ARCHIVE, name=sha256, reason=reason)
-        for removal in await self._due_packages():
+        for removal in await self._list_due_packages():
             yield removal
         if rules.audit_days > 0:
             before = now - rules.audit_days * _DAY_S
@@ -158,17 +158,17 @@ class RetentionCollector:
                 reason = f"older than retain_audit_days, {rules.audit_days:g}"
                 yield Removal(kind=Kind.AUDIT, name="audit", reason=reason)
 
-    async def _due_packages(self) -> list[Removal]:
+    async def _list_due_packages(self) -> list[Removal]:
         """The packages to delete. They are looked for once a day, since a process has to start on each node, and
         whenever a user asks."""
         days, mono = self._config.rules.packages_days, self._clock.monotonic()
         if self._clusters is None or days <= 0 or mono - self._packages_mono < _DAY_S:
             return []
         joined = self._clusters.joined.items()
-        answers = await asyncio.gather(*(self._unused_packages(name, member.cluster) for name, member in joined))
+        answers = await asyncio.gather(*(self._list_unused_packages(name, member.cluster) for name, member in joined))
         return [_make_package_removal(package, days) for unused in answers for package in unused]
 
-    async def _unused_packages(self, name: str, cluster: Cluster) -> tuple[UnusedPackages, ...]:
+    async def _list_unused_packages(self, name: str, cluster: Cluster) -> tuple[UnusedPackages, ...]:
         """Find the unused packages on the nodes of a cluster; none if it does not answer."""
         try:
             unused = await cluster.unused_packages(self._config.rules.packages_days * _DAY_S)
@@ -180,7 +180,7 @@ class RetentionCollector:
         return unused
 
     async def _remove(self, removal: Removal) -> RemovalView:
-        view = _view(removal)
+        view = _make_view(removal)
         try:
             rows = await self._carry_out(removal)
         except (StorageAway, FileNotFoundError, ClusterUnreachable) as error:
@@ -290,7 +290,7 @@ class RetentionCollector:
         await self._storage.run(remove, within_s=_FILES_S)
 
 
-def _view(removal: Removal) -> RemovalView:
+def _make_view(removal: Removal) -> RemovalView:
     return RemovalView(kind=removal.kind, job_id=removal.job_id, name=removal.name, reason=removal.reason)
 
 

@@ -324,7 +324,7 @@ class LaneDelivery:
         Raises:
             NotOwner, LeaseLost, StoreUnavailable
         """
-        job = await self._job(lane.job_id)
+        job = await self._read_job(lane.job_id)
         hook = self._by_name.get(lane.hook) or _find_spec_hook(job, lane.hook)
         patterns = hook.events if hook is not None else ()
         seen = max(lane.seq, passed or 0)
@@ -336,11 +336,11 @@ class LaneDelivery:
                     error = await self._attempt(hook, lane, event, job.facts, epoch)
                     if error:
                         waiting = [later for later in events[number:] if selects(patterns, later.type)]
-                        return await self._failed(hook, lane, waiting, error, epoch)
-                    lane = await self._settled(lane, event.seq, 1, epoch)
+                        return await self._note_failure(hook, lane, waiting, error, epoch)
+                    lane = await self._settle(lane, event.seq, 1, epoch)
                 seen = event.seq
         if seen - lane.seq >= _SKIPPED or (passed is None and seen > lane.seq):
-            await self._settled(lane, seen, 0, epoch)
+            await self._settle(lane, seen, 0, epoch)
         return seen
 
     async def _attempt(self, hook: WebhookSpec, lane: Lane, event: EventView, job: JobFacts, epoch: int) -> str:
@@ -353,8 +353,8 @@ class LaneDelivery:
                 error = await self._send(hook, event, job)
             except SecretUnusable as unusable:
                 error = f"was not called: {unusable}"
-        self._tallies.seconds.observe(self._clock.monotonic() - began_mono, _label(lane))
-        self._tallies.outcomes.add(_label(lane), DeliveryOutcome.FAILED if error else DeliveryOutcome.DELIVERED)
+        self._tallies.seconds.observe(self._clock.monotonic() - began_mono, _make_label(lane))
+        self._tallies.outcomes.add(_make_label(lane), DeliveryOutcome.FAILED if error else DeliveryOutcome.DELIVERED)
         return error
 
     async def _send(self, hook: WebhookSpec, event: EventView, job: JobFacts) -> str:
@@ -370,12 +370,12 @@ class LaneDelivery:
         sender = self._sender if is_of_service else self._sender_of_specs
         return await sender.post(hook.url, headers, body)
 
-    async def _settled(self, lane: Lane, seq: int, delivered: int, epoch: int) -> Lane:
+    async def _settle(self, lane: Lane, seq: int, delivered: int, epoch: int) -> Lane:
         now = self._clock.time()
         await self._threads(self._store.writing(webhook_lanes.settle, epoch), lane, seq, delivered=delivered, now=now)
         return replace(lane, seq=seq, retries=Retries() if delivered else lane.retries)
 
-    async def _failed(
+    async def _note_failure(
         self, hook: WebhookSpec, lane: Lane, waiting: Sequence[EventView], error: str, epoch: int
     ) -> Lane:
         """Note that the first of the waiting events has failed. Return the lane, with its next attempt."""
@@ -395,14 +395,14 @@ class LaneDelivery:
             num_given_up=len(lost),
             waiting_since=left[0].at if left else None,
         )
-        gave_up = _gave_up(hook, lane, lost, failure, now) if lost else None
+        gave_up = _make_gave_up(hook, lane, lost, failure, now) if lost else None
         fields = {"job": lane.job_id, "hook": lane.hook, "receiver": hook.receiver}
         _log.warning("webhooks.failed", extra={**fields, "error": error, "reason": verdict.reason})
         await self._threads(self._store.writing(webhook_lanes.fail, epoch), lane, failure, gave_up, now=now)
-        self._tallies.outcomes.add(_label(lane), DeliveryOutcome.GAVE_UP, amount=len(lost))
+        self._tallies.outcomes.add(_make_label(lane), DeliveryOutcome.GAVE_UP, amount=len(lost))
         return replace(lane, seq=failure.seq, retries=verdict.retries)
 
-    async def _job(self, job_id: str) -> _Job:
+    async def _read_job(self, job_id: str) -> _Job:
         """Facts of a job that never change: name, project, user and webhooks."""
         job = self._jobs.get(job_id)
         if job is None:
@@ -413,7 +413,9 @@ class LaneDelivery:
         return job
 
 
-def _gave_up(hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: Failure, now: float) -> WebhookGaveUp:
+def _make_gave_up(
+    hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: Failure, now: float
+) -> WebhookGaveUp:
     since = failure.retries.failing_since
     return WebhookGaveUp(
         hook=lane.hook,
@@ -432,7 +434,7 @@ def _find_spec_hook(job: _Job, hook: str) -> WebhookSpec | None:
     return job.hooks[number] if number < len(job.hooks) else None
 
 
-def _label(lane: Lane) -> str:
+def _make_label(lane: Lane) -> str:
     """Label of the hook in metrics."""
     return lane.hook.removeprefix(SERVICE) if lane.hook.startswith(SERVICE) else OF_JOBS
 
@@ -505,16 +507,16 @@ class Secrets:
 
     def key(self, reference: str) -> bytes:
         """Read the key that signs. Blocks, if it is in a file. Raises SecretUnusable."""
-        return _decoded(reference, self._text(reference))
+        return _decode_secret(reference, self._read_secret(reference))
 
     def url(self, reference: str) -> str:
         """Read the apprise URL. Blocks, if it is in a file. Raises SecretUnusable."""
-        text = self._text(reference)
+        text = self._read_secret(reference)
         if not text or len(text.split()) > 1:
             raise SecretUnusable(reference, "it is not one URL; a hook has one, so use more hooks")
         return text
 
-    def _text(self, reference: str) -> str:
+    def _read_secret(self, reference: str) -> str:
         kind, _, name = reference.partition(":")
         text = self._variables.get(name) if kind == "env" else self._read(reference, name)
         if text is None:
@@ -531,7 +533,7 @@ class Secrets:
             raise SecretUnusable(reference, f"the file in webhook_secrets_dir: {error.strerror}") from None
 
 
-def _decoded(reference: str, text: str) -> bytes:
+def _decode_secret(reference: str, text: str) -> bytes:
     try:
         key = base64.b64decode(text.removeprefix(_BASE64), validate=True) if text.startswith(_BASE64) else text.encode()
     except binascii.Error:

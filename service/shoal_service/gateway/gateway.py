@@ -177,7 +177,7 @@ class Gateway:
         while True:
             self._look_soon.clear()
             await self._look()
-            await _until(self._look_soon, _LOOK_S)
+            await _wait_for_event(self._look_soon, _LOOK_S)
 
     async def _connect(self) -> None:
         for failures in itertools.count(1):
@@ -197,7 +197,7 @@ class Gateway:
 
     async def _look(self) -> None:
         self._num_begun += 1
-        seen, self._error = await self._snapshot()
+        seen, self._error = await self._take_snapshot()
         if seen is not None and seen != self._seen:
             self._seen = seen
             self._report_soon.set()
@@ -205,7 +205,7 @@ class Gateway:
             self._num_looks += 1
             self._looks.notify_all()
 
-    async def _snapshot(self) -> tuple[ClusterSnapshot | None, str]:
+    async def _take_snapshot(self) -> tuple[ClusterSnapshot | None, str]:
         """A new snapshot, or why there is none. One call at a time: one that hangs in Ray is waited for again."""
         if self._looking_task is None or self._looking_task.done():
             self._looking_task = asyncio.create_task(asyncio.to_thread(self._ray.snapshot))
@@ -245,14 +245,16 @@ class Gateway:
     # --- what it says
 
     async def _reporting(self) -> None:
-        await _until(self._has_tried, _FIRST_REPORT_S)  # it takes a place at once only if it says of which Ray cluster
+        await _wait_for_event(
+            self._has_tried, _FIRST_REPORT_S
+        )  # it takes a place at once only if it says of which Ray cluster
         while True:
-            await _until(self._report_soon, _REPORT_S)
+            await _wait_for_event(self._report_soon, _REPORT_S)
             self._report_soon.clear()
-            life, report = self._life, self._next_report()
+            life, report = self._life, self._make_report()
             receipt = await self._answer("reports", life, self._link.report(report))
             if receipt is not None:
-                self._acknowledged(life, report, receipt)
+                self._handle_receipt(life, report, receipt)
                 await asyncio.sleep(_PACE_S)
 
     async def _answer(self, what: str, life: _Life, request: Coroutine[Any, Any, _T]) -> _T | None:
@@ -272,7 +274,7 @@ class Gateway:
         self._failures[what] = 0
         return answer
 
-    def _next_report(self, *, is_last: bool = False) -> ClusterReport:
+    def _make_report(self, *, is_last: bool = False) -> ClusterReport:
         life = self._life
         life.reports += 1
         answers, num_chars = list[Answer](), 0
@@ -298,7 +300,7 @@ class Gateway:
             running=tuple(sorted(life.running)),
         )
 
-    def _acknowledged(self, life: _Life, report: ClusterReport, receipt: ReportReceipt) -> None:
+    def _handle_receipt(self, life: _Life, report: ClusterReport, receipt: ReportReceipt) -> None:
         if self._is_away:
             self._is_away = False
             self._say("gateway: the service answers again")
@@ -345,7 +347,7 @@ class Gateway:
         if self._life.is_admitted:
             with suppress(DialError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
-                    await self._link.report(self._next_report(is_last=True))
+                    await self._link.report(self._make_report(is_last=True))
 
     # --- what is ordered
 
@@ -374,10 +376,10 @@ class Gateway:
         if order.number in life.running or order.number in life.outbox:
             return
         if (known := life.done.get(order.number)) is not None:
-            self._answered(life, known)
+            self._handle_answer(life, known)
         elif order.epoch < life.epoch:
             message = f"the order is of lease epoch {order.epoch}, and there was one of epoch {life.epoch}"
-            self._answered(life, Answer(number=order.number, failure=Failure.of(ClusterUnreachable(message))))
+            self._handle_answer(life, Answer(number=order.number, failure=Failure.of(ClusterUnreachable(message))))
         else:
             life.epoch = order.epoch
             life.running[order.number] = asyncio.create_task(self._carry_out(life, order))
@@ -387,9 +389,9 @@ class Gateway:
             answer = await self._executor.answer(order)
         finally:
             life.running.pop(order.number, None)
-        self._answered(life, answer)
+        self._handle_answer(life, answer)
 
-    def _answered(self, life: _Life, answer: Answer) -> None:
+    def _handle_answer(self, life: _Life, answer: Answer) -> None:
         life.outbox[answer.number] = answer
         life.done.put(answer.number, answer)
         if life is self._life:
@@ -402,7 +404,7 @@ class Gateway:
             raise ClusterUnreachable(f"the gateway did not get the code archive {sha256}: {error}") from error
 
 
-async def _until(event: asyncio.Event, at_most_s: float) -> None:
+async def _wait_for_event(event: asyncio.Event, at_most_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(at_most_s):
             await event.wait()
@@ -459,7 +461,7 @@ class Link:
                 async with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
                     if answer.status_code >= 300:
                         await answer.aread()
-                        raise _refusal(answer)
+                        raise _make_refusal(answer)
                     del data[0 if answer.status_code == _WHOLE else len(data) :]
                     begun = len(data)
                     async for piece in answer.aiter_bytes():
@@ -487,14 +489,14 @@ class Link:
             raise Unavailable(f"no answer from {self._http.base_url}: {message}") from error
         if answer.status_code < 300:
             return answer
-        raise _refusal(answer)
+        raise _make_refusal(answer)
 
 
-def _refusal(answer: httpx.Response) -> DialError:
-    return make_error(answer.status_code, _detail(answer), answer.headers.get("Retry-After", ""))
+def _make_refusal(answer: httpx.Response) -> DialError:
+    return make_error(answer.status_code, _read_detail(answer), answer.headers.get("Retry-After", ""))
 
 
-def _detail(answer: httpx.Response) -> str:
+def _read_detail(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["detail"])
     except (ValueError, KeyError, TypeError):
@@ -525,12 +527,14 @@ class RayAccess(Protocol):
     def reconnect(self) -> None:
         """Makes a new connection."""
 
-    def disconnect(self) -> None: ...
+    def disconnect(self) -> None:
+        """Leave the cluster. The connection is not used any more."""
 
     def snapshot(self) -> ClusterSnapshot:
         """The cluster as it is now. Raises ConnectionStale: call `reconnect`."""
 
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]: ...
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` when a node has come or gone, from any thread. Return a function that ends this."""
 
     def hold_code(self, job_id: str, attempt: int, sha256: str) -> str:
         """Keeps code that the cluster has for this attempt too. Returns its URI; empty if the cluster does not have
@@ -553,15 +557,15 @@ class Downloads:
     async def archive(self, sha256: str) -> bytes:
         """Raises what the reading raises; the next call then begins another one."""
         if sha256 not in self._tasks:
-            self._tasks[sha256] = asyncio.create_task(self._in_turn(sha256))
-            self._tasks[sha256].add_done_callback(lambda task: self._done(sha256, task))
+            self._tasks[sha256] = asyncio.create_task(self._fetch_in_turn(sha256))
+            self._tasks[sha256].add_done_callback(lambda task: self._forget_later(sha256, task))
         return await asyncio.shield(self._tasks[sha256])
 
-    async def _in_turn(self, sha256: str) -> bytes:
+    async def _fetch_in_turn(self, sha256: str) -> bytes:
         async with self._turn:
             return await self._read(sha256)
 
-    def _done(self, sha256: str, task: asyncio.Task[bytes]) -> None:
+    def _forget_later(self, sha256: str, task: asyncio.Task[bytes]) -> None:
         kept_s = 0.0 if task.cancelled() or task.exception() else _KEPT_S
         task.get_loop().call_later(kept_s, self._tasks.pop, sha256, None)
 
@@ -610,14 +614,14 @@ class OrderExecutor:
         method = getattr(self._ray, verb.method)
         call = partial(method, **arguments)
         # Ray's own calls may wait for the head, so what is no coroutine runs on a thread.
-        value = await (call() if inspect.iscoroutinefunction(method) else self._blocking(call))
+        value = await (call() if inspect.iscoroutinefunction(method) else self._call_in_thread(call))
         return value[:MAX_WORDS] if isinstance(value, str) else value
 
     async def _upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
-        if uri := await self._blocking(lambda: self._ray.hold_code(job_id, attempt, sha256)):
+        if uri := await self._call_in_thread(lambda: self._ray.hold_code(job_id, attempt, sha256)):
             return uri
         archive = await self._downloads.archive(sha256)
-        return await self._blocking(lambda: self._ray.upload_code(job_id, attempt, archive))
+        return await self._call_in_thread(lambda: self._ray.upload_code(job_id, attempt, archive))
 
-    async def _blocking(self, call: Callable[[], T]) -> T:
+    async def _call_in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -133,7 +133,7 @@ class RayCluster:
         if not ray.is_initialized():
             raise ConnectionStale("the last attempt to connect failed")
         try:
-            nodes = self._nodes()
+            nodes = self._read_nodes()
         except ClusterUnreachable as error:
             if self._is_unknown():
                 raise ConnectionStale(f"the head at {self.address} does not know this driver") from error
@@ -164,7 +164,7 @@ class RayCluster:
         ray.shutdown()
         self.connect(self.address)
 
-    def _nodes(self) -> tuple[Node, ...]:
+    def _read_nodes(self) -> tuple[Node, ...]:
         """Reads Ray's node table, with the drains that Ray announces."""
         draining = gcs.draining()
         nodes = tuple(_make_node(node, draining) for node in gcs.nodes())
@@ -186,14 +186,14 @@ class RayCluster:
     ) -> None:
         """Starts the supervisor on none of these nodes, nor on the head's or a control plane's, if there are others."""
         stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
-        config, is_other = stored.first(config.model_copy(update={"home": self._addressed(config.home)}))
+        config, is_other = stored.first(config.model_copy(update={"home": self._address_home(config.home)}))
         if is_other:  # it may have been started with another home
             self._kill(supervisor_name(config.job_id, config.attempt))
         self._start_supervisor(config, avoid_nodes)
         if places and config.forks_workers:
             self._prestart_workers(config, places)
 
-    def _addressed(self, home: Home | None) -> Home | None:
+    def _address_home(self, home: Home | None) -> Home | None:
         """The home with the address of the service, as the nodes of this cluster reach it."""
         address = self._home_address
         if home is None or address is None:
@@ -260,7 +260,7 @@ class RayCluster:
             config = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).read()
         except ValueError:
             return None
-        return FoundSupervisor(dials_here=config is not None and config.home == self._addressed(config.home))
+        return FoundSupervisor(dials_here=config is not None and config.home == self._address_home(config.home))
 
     def why_gone(self, job_id: str, attempt: int) -> str:
         """Return Ray's reason. It takes some seconds if a node has another release."""
@@ -297,7 +297,7 @@ class RayCluster:
         if config is None:
             return False
         silent = (silent_node,) if silent_node else ()
-        config = config.model_copy(update={"silent": silent, "home": self._addressed(home)})
+        config = config.model_copy(update={"silent": silent, "home": self._address_home(home)})
         self._kill(supervisor_name(job_id, attempt), on_node=silent_node)
         stored.put(config.model_copy(update={"silent": ()}))
         self._start_supervisor(config, frozenset({*silent, *(node.node_id for node in config.avoid)}))
@@ -373,7 +373,7 @@ class RayCluster:
                 ray.kill(actor, no_restart=True)
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        nodes = await self._nodes_that_work()
+        nodes = await self._list_working_nodes()
         calls = (call_on_node(node_id, _list_unused, for_s, within_s=_PACKAGES_S) for node_id, _ in nodes)
         return tuple(
             UnusedPackages(node_id, ip, name, num_bytes, unused_s)
@@ -386,16 +386,16 @@ class RayCluster:
 
     async def sees_storage(self, url: str, name: str) -> str:
         """Raises ClusterUnreachable if no node answers."""
-        nodes = (await self._nodes_that_work())[:_MAX_ASKED]
+        nodes = (await self._list_working_nodes())[:_MAX_ASKED]
         calls = (call_on_node(node_id, _why_unreadable, url, name, within_s=_STORAGE_S) for node_id, _ in nodes)
         answers = await asyncio.gather(*calls)
         if not any(isinstance(answer, str) for answer in answers):
             raise ClusterUnreachable(f"no node has said within {_STORAGE_S:g} s whether it reads {url}")
         return next((f"on the node {ip}, {why}" for (_, ip), why in zip(nodes, answers, strict=True) if why), "")
 
-    async def _nodes_that_work(self) -> list[tuple[str, str]]:
+    async def _list_working_nodes(self) -> list[tuple[str, str]]:
         """Ids and addresses of the nodes that are alive, those with resources for workers if there are any."""
-        nodes = [node for node in await asyncio.to_thread(self._nodes) if node.alive]
+        nodes = [node for node in await asyncio.to_thread(self._read_nodes) if node.alive]
         return [(node.node_id, node.ip) for node in nodes if node.cpus or node.gpus] or [
             (node.node_id, node.ip) for node in nodes
         ]

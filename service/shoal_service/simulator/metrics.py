@@ -62,24 +62,24 @@ def measure(run: SimulationResult, market: Market) -> Metrics:
     return Metrics(
         num_jobs=len(run.jobs),
         num_unfinished=len(run.jobs) - len(finished),
-        mean_jct_h=_mean(jct_h),
+        mean_jct_h=_average(jct_h),
         median_jct_h=statistics.median(jct_h) if jct_h else math.nan,
         p99_jct_h=percentile(jct_h, 0.99),
         makespan_h=(max(map(_end, finished)) - start_s) / _HOUR_S if finished else math.nan,
         fairness=jain([ratios[job.job.job_id] for job in finished]),
         project_fairness=jain([statistics.mean(of) for of in by_project.values()]),
-        utilisation=_ratio(held_s, market.capacity.worker_seconds(start_s, run.ended_at)),
-        goodput=_ratio(sum(job.trained_s for job in run.jobs), held_s),
+        utilisation=_divide(held_s, market.capacity.worker_seconds(start_s, run.ended_at)),
+        goodput=_divide(sum(job.trained_s for job in run.jobs), held_s),
         num_moves=sum(job.num_moves for job in run.jobs),
         num_preemptions=sum(job.num_preemptions for job in run.jobs),
         num_losses=sum(job.num_losses for job in run.jobs),
-        mean_wait_s=_mean(waits_s),
+        mean_wait_s=_average(waits_s),
     )
 
 
 def jain(values: Sequence[float]) -> float:
     """Jain's fairness index: 1 if all are equal, 1/n if one has everything; NaN of nothing."""
-    return _ratio(sum(values) ** 2, len(values) * sum(value * value for value in values))
+    return _divide(sum(values) ** 2, len(values) * sum(value * value for value in values))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -100,12 +100,12 @@ def finish_time_ratios(run: SimulationResult, market: Market) -> dict[str, float
     ratios: dict[str, float] = {}
     for job in finished:
         jct_s = _end(job) - job.job.submit_s
-        alone_s = job.job.work / _rate_alone(job, shares.mean(job))
+        alone_s = job.job.work / _find_rate_alone(job, shares.mean(job))
         ratios[job.job.job_id] = jct_s / alone_s
     return ratios
 
 
-def _rate_alone(run: JobRun, share: float) -> float:
+def _find_rate_alone(run: JobRun, share: float) -> float:
     """The rate of a job with a share that need not be whole; below the minimum the job takes turns."""
     job = run.job
     if share < job.min_workers:
@@ -157,10 +157,10 @@ def _end(run: JobRun) -> float:
     return run.finished_at
 
 
-def _mean(values: Iterable[float]) -> float:
+def _average(values: Iterable[float]) -> float:
     values = list(values)
     return statistics.mean(values) if values else math.nan
 
 
-def _ratio(part: float, whole: float) -> float:
+def _divide(part: float, whole: float) -> float:
     return part / whole if whole else math.nan

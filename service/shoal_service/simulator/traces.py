@@ -206,7 +206,7 @@ def parse_trace(text: str, name: str, curves: Mapping[str, Mapping[int, float]] 
         row = _Row(name, kept[rows.line_num - 1][0], fields)
         if None in fields:
             raise row.error(str(columns[-1]), f"there are more fields than the {len(columns)} columns")
-        job = _job(row, number, curves or {})
+        job = _read_job(row, number, curves or {})
         if job.job_id in jobs:
             raise row.error("job", f"{job.job_id!r} is the name of an earlier job, too")
         jobs[job.job_id] = job
@@ -262,7 +262,7 @@ class _Row:
         return int(value)
 
 
-def _job(row: _Row, number: int, curves: Mapping[str, Mapping[int, float]]) -> TraceJob:
+def _read_job(row: _Row, number: int, curves: Mapping[str, Mapping[int, float]]) -> TraceJob:
     least = row.whole("min_workers", least=1)
     most = row.whole("max_workers", least=least)
     asked = row.whole("asked_workers", least=least, default=most)
@@ -279,7 +279,7 @@ def _job(row: _Row, number: int, curves: Mapping[str, Mapping[int, float]]) -> T
         min_workers=least,
         max_workers=most,
         asked_workers=asked,
-        curve=_usable(_measured(row, curves), most),
+        curve=_make_usable(_read_curve(row, curves), most),
         priority=row.whole("priority", least=-math.inf, default=0),
         project=row.text("project", DEFAULT_PROJECT),
         restart_s=row.number("restart_s", least=0) if row.text("restart_s", "") else None,
@@ -288,10 +288,10 @@ def _job(row: _Row, number: int, curves: Mapping[str, Mapping[int, float]]) -> T
     )
 
 
-def _measured(row: _Row, curves: Mapping[str, Mapping[int, float]]) -> ThroughputCurve:
+def _read_curve(row: _Row, curves: Mapping[str, Mapping[int, float]]) -> ThroughputCurve:
     text = row.text("curve", "")
     if text:
-        points = _points(row, text)
+        points = _parse_points(row, text)
     else:
         key = f"{row.text('application', '')}/{row.text('batch', '')}"
         if key not in curves:
@@ -301,7 +301,7 @@ def _measured(row: _Row, curves: Mapping[str, Mapping[int, float]]) -> Throughpu
     return ThroughputCurve(sizes, tuple(points[size] for size in sizes))
 
 
-def _points(row: _Row, text: str) -> dict[int, float]:
+def _parse_points(row: _Row, text: str) -> dict[int, float]:
     points: dict[int, float] = {}
     for word in text.split():
         size, _, rate = word.partition(":")
@@ -314,7 +314,7 @@ def _points(row: _Row, text: str) -> dict[int, float]:
     return points
 
 
-def _usable(curve: ThroughputCurve, most: int) -> ThroughputCurve:
+def _make_usable(curve: ThroughputCurve, most: int) -> ThroughputCurve:
     """The curve with the best rate up to each world size.
 
     Measured curves fall here and there. A job with n workers may leave some of them idle, so it runs as fast as the
@@ -370,24 +370,24 @@ def parse_capacity(text: str, name: str, workers_per_node: int) -> Capacity:
             raise TraceError(
                 f"{where}: a line before this one must name the columns: at_h,nodes or at_h,cluster,nodes."
             )
-        cluster = _cluster(names, where) if has_clusters else ""
-        at_s, nodes = _step(names, unit_s, where, has_clusters=has_clusters)
+        cluster = _take_cluster(names, where) if has_clusters else ""
+        at_s, nodes = _parse_step(names, unit_s, where, has_clusters=has_clusters)
         if at_s < latest:
             raise TraceError(f"{where}: the time {names[0]} is before that of the line above.")
         latest = at_s
         steps.setdefault(cluster, {0.0: 0})[at_s] = nodes
     if not steps:
         raise TraceError(f"{name} has no lines.")
-    changes = {cluster: _changes(capacity_steps) for cluster, capacity_steps in steps.items()}
+    changes = {cluster: _list_changes(capacity_steps) for cluster, capacity_steps in steps.items()}
     return Capacity.of_clusters(changes, workers_per_node) if has_clusters else Capacity(workers_per_node, changes[""])
 
 
-def _changes(steps: Mapping[float, int]) -> tuple[tuple[float, int], ...]:
+def _list_changes(steps: Mapping[float, int]) -> tuple[tuple[float, int], ...]:
     changes = list(steps.items())
     return tuple(step for before, step in zip([(0.0, None), *changes], changes, strict=False) if before[1] != step[1])
 
 
-def _cluster(columns: list[str], where: str) -> str:
+def _take_cluster(columns: list[str], where: str) -> str:
     """Takes the name out of the words."""
     if len(columns) != 3 or not re.match(CLUSTER_PATTERN, columns[1]):
         raise TraceError(
@@ -397,7 +397,7 @@ def _cluster(columns: list[str], where: str) -> str:
     return columns.pop(1)
 
 
-def _step(columns: list[str], unit_s: float, where: str, *, has_clusters: bool) -> tuple[float, int]:
+def _parse_step(columns: list[str], unit_s: float, where: str, *, has_clusters: bool) -> tuple[float, int]:
     if len(columns) != 2:
         raise TraceError(f"{where}: there are {len(columns)} columns in place of 2, a time and a number of nodes.")
     is_away = has_clusters and columns[1] == "away"
@@ -420,14 +420,14 @@ def parse_projects(document: object, source: str) -> dict[str, Project]:
     """
     if not isinstance(document, dict):
         raise TraceError(f"{source} must have one key for each project, such as: vision: {{weight: 2, guaranteed: 8}}.")
-    projects = {str(name): _project(str(name), fields, source) for name, fields in document.items()}
+    projects = {str(name): _parse_project(str(name), fields, source) for name, fields in document.items()}
     for project in projects.values():
         if project.parent is not None and project.parent not in projects:
             raise TraceError(f"{source}, project {project.name}: its parent {project.parent!r} is not in the file.")
     return projects
 
 
-def _project(name: str, fields: object, source: str) -> Project:
+def _parse_project(name: str, fields: object, source: str) -> Project:
     where = f"{source}, project {name}"
     fields = {} if fields is None else fields
     if not isinstance(fields, dict):

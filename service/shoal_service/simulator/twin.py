@@ -276,9 +276,9 @@ class _Twin:
         while self.heap and self.heap[0][0] < self.end:
             at, _, attempt, act = heapq.heappop(self.heap)
             if attempt in (_ANY, self.attempt):
-                self._book(at)
+                self._book_time(at)
                 act()
-        self._book(self.end)
+        self._book_time(self.end)
         self._stop_training()
         self.result.steps = self.time.settle()
         self.result.steps_lost = self.time.steps_lost
@@ -307,7 +307,7 @@ class _Twin:
     def _after(self, seconds: float, act: Callable[[], None], *, outlives: bool = False) -> None:
         self._at(self.now + seconds, act, outlives=outlives)
 
-    def _book(self, until: float) -> None:
+    def _book_time(self, until: float) -> None:
         """Book the time since the last booking, but that in which the group trains: its steps are booked."""
         self.now = until
         since, self.booked_to = self.booked_to, until
@@ -333,7 +333,7 @@ class _Twin:
             self.time.stop(self.now)
             self.result.training.append((self.now, 0.0))
 
-    def _done(self) -> int:
+    def _count_done(self) -> int:
         return self.time.count_steps(self.now)
 
     # The machine
@@ -355,16 +355,16 @@ class _Twin:
         racks: Racks = (),
         refused: tuple[Layout, ...] = (),
     ) -> Plan:
-        used_nodes = self.job.find_layout(self._true_nodes(world_size)).nodes
+        used_nodes = self.job.find_layout(self._count_nodes(world_size)).nodes
         group = max(1, round(self.group_nodes * used_nodes / self.full_nodes))
         return Plan(Layout(dp_shard=min(world_size, PER_NODE * group)), "twin")
 
-    def _true_nodes(self, workers: int) -> int:
+    def _count_nodes(self, workers: int) -> int:
         """Nodes of the job if this number of workers of the sample may train."""
         return max(1, self.job.nodes - self.granted_nodes + workers // PER_NODE)
 
     def _schedule_tick(self) -> None:
-        at = min((time for time in self._deadlines() if time > self.now), default=math.inf)
+        at = min((time for time in self._list_deadlines() if time > self.now), default=math.inf)
         if at < self.tick_at or self.tick_at <= self.now:
             self.tick_at = at
             if at < math.inf:
@@ -376,7 +376,7 @@ class _Twin:
         self.tick_at = math.inf
         self._feed(NodesSilent(dict(self.silent)) if self.silent else Tick())
 
-    def _deadlines(self) -> Iterable[float]:
+    def _list_deadlines(self) -> Iterable[float]:
         """The times at which time alone may bring something about."""
         state, timeouts = self.state, self.state.config.timeouts
         wait = deadlines.find_wait(state)
@@ -438,23 +438,23 @@ class _Twin:
         self._count(commands)
         if leaving:
             self._stop_training()
-            self._after(self.costs.find_leave_s(self._gpus()), partial(self._leave, leaving))
+            self._after(self.costs.find_leave_s(self._count_gpus()), partial(self._leave, leaving))
         if asked:
             self._after(self.costs.leave_s, partial(self._answer_parts, asked))
         if runs:
-            self._form(runs)
+            self._form_group(runs)
         if yielding is not None:
-            boundary = self.time.find_end(self._done() + 1)
+            boundary = self.time.find_end(self._count_done() + 1)
             self._at(boundary, partial(self._yield, yielding.generation, yielding.durable))
         self._place()
 
-    def _gpus(self) -> int:
+    def _count_gpus(self) -> int:
         return self.layout.nodes * self.job.gpus_per_node
 
     def _count(self, commands: Sequence[Command]) -> None:
         to_ranks = sum(isinstance(command, Run | Interrupt | RequestYield) for command in commands)
         to_workers = sum(isinstance(command, StartWorker | KillWorker | RequestSnapshotParts) for command in commands)
-        per_rank = self._gpus() / max(1, len(self.state.group.workers))
+        per_rank = self._count_gpus() / max(1, len(self.state.group.workers))
         num = to_ranks * per_rank + to_workers * self.job.gpus_per_node / PER_NODE
         self.result.orders += num
         self.result.answers += num
@@ -463,9 +463,9 @@ class _Twin:
 
     def _place(self) -> None:
         for worker in self.sample.place():
-            self._after(self.costs.start_s, partial(self._warm, worker))
+            self._after(self.costs.start_s, partial(self._report_warm, worker))
 
-    def _warm(self, worker: SampledWorker) -> None:
+    def _report_warm(self, worker: SampledWorker) -> None:
         if self.sample.workers.get(worker.index) is not worker or worker.node is None or worker.node.is_down:
             return
         worker.is_warm = True
@@ -520,7 +520,7 @@ class _Twin:
             self._note_missing()
             self._feed(NodesAvoided(tuple(self.avoided.values())))
 
-    def _form(self, runs: Sequence[Run]) -> None:
+    def _form_group(self, runs: Sequence[Run]) -> None:
         self._stop_training()
         for run in runs:
             if (worker := self.sample.workers.get(run.index)) is not None:
@@ -528,7 +528,7 @@ class _Twin:
         first = runs[0].assignment
         source = first.restore_snapshot
         self.layout = self._find_layout()
-        gpus, params = self._gpus(), self.job.num_params
+        gpus, params = self._count_gpus(), self.job.num_params
         form_s = self.costs.find_form_s(gpus, self.layout.axis_ranks)
         is_durable = source is None and first.restore_from is not None
         has_state = is_durable or self.state.history.has_formed
@@ -542,7 +542,7 @@ class _Twin:
         durable = CheckpointName.parse(str(first.restore_from or "").rpartition("/")[2])
         start = source.step if source is not None else durable.step if durable is not None else 0
         self.result.from_storage += is_durable and self.state.history.has_formed
-        self._after(form_s + restore_s, partial(self._formed, generation, start))
+        self._after(form_s + restore_s, partial(self._report_formed, generation, start))
 
     def _find_no_storage(self, generation: int) -> None:
         """No rank can read the checkpoint: all of them leave."""
@@ -554,9 +554,9 @@ class _Twin:
     def _find_layout(self) -> TwinLayout:
         """The layout of the group that forms, by the nodes that it could have."""
         usable = min(self.state.num_usable, self.state.target.granted)
-        return self.job.find_layout(self._true_nodes(usable))
+        return self.job.find_layout(self._count_nodes(usable))
 
-    def _formed(self, generation: int, start: int) -> None:
+    def _report_formed(self, generation: int, start: int) -> None:
         group = [self.sample.workers.get(index) for index in self.state.group.workers]
         workers = [worker for worker in group if worker is not None and not worker.is_lost]
         is_current = generation == self.state.group.generation and self.state.stage is Stage.FORMING
@@ -564,7 +564,7 @@ class _Twin:
             return
         self.result.num_groups += 1
         budget, step_s = self.job.spec.snapshot.budget, self.time.ideal_s
-        self.pace = self.costs.find_snapshot_pace(self._gpus(), self.job.num_params, step_s, budget)
+        self.pace = self.costs.find_snapshot_pace(self._count_gpus(), self.job.num_params, step_s, budget)
         self.start_step = start
         self.time.begin(start, self.now + self.costs.first_step_s)
         self._change_speed()
@@ -594,7 +594,7 @@ class _Twin:
         )
         self.result.training.append((self.now, self.time.ideal_s / self.time.step_s))
         if slowdown > (self.job.spec.health.straggler_factor or math.inf):
-            self._compare_next(self._done() + 1)
+            self._compare_next(self._count_done() + 1)
 
     def _compare_next(self, step: int) -> None:
         self._at(self.time.find_end(step) + _EPSILON_S, partial(self._compare, step, len(self.result.training)))
@@ -610,12 +610,16 @@ class _Twin:
 
     def _report(self, generation: int, *, compares: bool = False) -> None:
         """Rank 0 reports the newest step."""
-        if not self.time.is_training or generation != self.state.group.generation or self._done() <= self.start_step:
+        if (
+            not self.time.is_training
+            or generation != self.state.group.generation
+            or self._count_done() <= self.start_step
+        ):
             return
         self.broken_at = None
         report = StepReport(
             generation=generation,
-            step=self._done(),
+            step=self._count_done(),
             at=self.now,
             loss=1.0,
             grad_norm=1.0,
@@ -629,11 +633,11 @@ class _Twin:
 
     def _catch_up(self) -> None:
         """Report what the group has done until now: its steps, and the checkpoints that it has saved."""
-        if not self.time.is_training or self._done() <= self.start_step:
+        if not self.time.is_training or self._count_done() <= self.start_step:
             return
         generation, now = self.state.group.generation, self.now
-        self.now = max(self.state.progress.last_event_at, self.time.find_end(self._done()))
-        if self._done() > self.state.progress.step:
+        self.now = max(self.state.progress.last_event_at, self.time.find_end(self._count_done()))
+        if self._count_done() > self.state.progress.step:
             for _ in range(max(1, _MEASURED - self.state.progress.num_measured)):
                 self._report(generation)
         self._save_checkpoint(generation)
@@ -650,11 +654,11 @@ class _Twin:
         if step <= max(known, self.start_step) or self.now < self.storage_until:
             return
         name = CheckpointName(step, self.attempt, generation)
-        parts = [self._saved_part(name, rank) for rank in range(len(self.state.group.workers))]
+        parts = [self._make_saved_part(name, rank) for rank in range(len(self.state.group.workers))]
         self._step(*(ReportArrived(i, part) for i, part in zip(self.state.group.workers, parts, strict=True)))
-        self.result.answers += self._gpus() * (step - max(known, self.start_step)) // every
+        self.result.answers += self._count_gpus() * (step - max(known, self.start_step)) // every
 
-    def _saved_part(self, name: CheckpointName, rank: int) -> SavedPart:
+    def _make_saved_part(self, name: CheckpointName, rank: int) -> SavedPart:
         return SavedPart(
             generation=name.generation,
             step=name.step,
@@ -668,7 +672,7 @@ class _Twin:
 
     def _keep_snapshots(self, *, is_boundary: bool) -> None:
         """What is in the memory of the group's nodes now. Before a group's first step, that of the group before is."""
-        done, start = self._done(), self.start_step
+        done, start = self._count_done(), self.start_step
         if done <= start:
             return
         copies, sends, _ = self.pace
@@ -720,7 +724,7 @@ class _Twin:
     def _exit(
         self, worker: SampledWorker, kind: ExitKind, *, durable: bool = False, error: ErrorReport | None = None
     ) -> RunReturned:
-        run, node, step = worker.run, worker.node, self._done()
+        run, node, step = worker.run, worker.node, self._count_done()
         assert run is not None and node is not None, "only a worker in run leaves it"
         worker.run = None
         name = CheckpointName(step, self.attempt, run.generation)
@@ -732,7 +736,7 @@ class _Twin:
             error=error,
             snapshot_parts=self.memory.get(node.node_id, ()),
             is_durable=durable,
-            saved_part=self._saved_part(name, run.rank) if durable else None,
+            saved_part=self._make_saved_part(name, run.rank) if durable else None,
             at=self.now,
         )
         return RunReturned(worker.index, worker_exit)

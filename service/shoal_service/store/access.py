@@ -37,7 +37,7 @@ def create_token(
 ) -> NewToken:
     """Makes a token. Only this answer has it. `by`: name of the principal that makes it; `cluster`: whose gateway shows
     it."""
-    return _insert(tx, _requested(request, now, cluster), by=by, now=now)
+    return _insert(tx, _make_requested_principal(request, now, cluster), by=by, now=now)
 
 
 def create_own_token(tx: Transaction, request: TokenRequest, principal: Principal, *, now: float) -> NewToken | Refusal:
@@ -46,7 +46,7 @@ def create_own_token(tx: Transaction, request: TokenRequest, principal: Principa
     made_by = tokens.c.parent == principal.token_id if principal.token_id else with_jwt
     is_valid = (tokens.c.revoked_at.is_(None), or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
     num_valid = tx.execute(select(func.count()).select_from(tokens).where(made_by, *is_valid)).scalar_one()
-    wish = replace(_requested(request, now), user=request.user or "")
+    wish = replace(_make_requested_principal(request, now), user=request.user or "")
     grant = grant_of(principal, wish, num_valid)
     return grant if isinstance(grant, Refusal) else _insert(tx, grant, by=principal.name, now=now)
 
@@ -58,13 +58,13 @@ def adopt_token(
 
     If its id is known, nothing changes, a revoked one stays revoked, and the answer says whose it is.
     """
-    row = _token_row(token, _requested(request, now, cluster), by=by, now=now)
+    row = _make_token_row(token, _make_requested_principal(request, now, cluster), by=by, now=now)
     # No index is named: servers that insert the same token at once may meet at that of the hash first.
     tx.execute(insert_on_conflict(tx, tokens).values(row).on_conflict_do_nothing())
     return get_token(tx, row["id"])
 
 
-def _requested(request: TokenRequest, now: float, cluster: str | None = None) -> Principal:
+def _make_requested_principal(request: TokenRequest, now: float, cluster: str | None = None) -> Principal:
     """Whom the token stands for. Jobs of an admin's have the user that their spec names."""
     return Principal(
         name=request.name,
@@ -79,12 +79,12 @@ def _requested(request: TokenRequest, now: float, cluster: str | None = None) ->
 
 def _insert(tx: Transaction, principal: Principal, *, by: str, now: float) -> NewToken:
     made = new_token()
-    row = _token_row(made, principal, by=by, now=now)
+    row = _make_token_row(made, principal, by=by, now=now)
     tx.execute(insert(tokens), row)
     return NewToken(token=made, **dict(get_token(tx, row["id"])))
 
 
-def _token_row(token: str, principal: Principal, *, by: str, now: float) -> dict[str, Any]:
+def _make_token_row(token: str, principal: Principal, *, by: str, now: float) -> dict[str, Any]:
     token_id = id_of(token)
     assert token_id is not None, "not a token"
     return {
@@ -105,15 +105,15 @@ def _token_row(token: str, principal: Principal, *, by: str, now: float) -> dict
 
 def find_principal_by_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
     """Find the principal of a token; None if the token is not valid."""
-    return _valid_principal(tx, tokens.c.hash == hash_of(token), now)
+    return _find_valid_principal(tx, tokens.c.hash == hash_of(token), now)
 
 
 def find_principal_by_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
     """Find the principal of the token with this id; None if the token is not valid."""
-    return _valid_principal(tx, tokens.c.id == token_id, now)
+    return _find_valid_principal(tx, tokens.c.id == token_id, now)
 
 
-def _valid_principal(tx: Transaction, condition: ColumnElement[bool], now: float) -> Principal | None:
+def _find_valid_principal(tx: Transaction, condition: ColumnElement[bool], now: float) -> Principal | None:
     row = tx.execute(select(tokens).where(condition)).one_or_none()
     return None if row is None or not _is_valid(tx, row, now) else _make_principal(row)
 
@@ -121,7 +121,7 @@ def _valid_principal(tx: Transaction, condition: ColumnElement[bool], now: float
 def list_tokens(tx: Transaction) -> list[TokenView]:
     """List all tokens, newest first, with those that have ended."""
     query = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
-    return [_token_view(row) for row in tx.execute(query)]
+    return [_make_token_view(row) for row in tx.execute(query)]
 
 
 def list_own_tokens(tx: Transaction, principal: Principal) -> list[TokenView]:
@@ -130,12 +130,12 @@ def list_own_tokens(tx: Transaction, principal: Principal) -> list[TokenView]:
     named = (tokens.c.user == principal.user,) if principal.user else ()
     query = select(tokens).where(tokens.c.cluster.is_(None), or_(False, *ids, *named))
     rows = tx.execute(query.order_by(tokens.c.created_at.desc(), tokens.c.id))
-    return [_token_view(row) for row in rows if is_own(principal, _make_principal(row))]
+    return [_make_token_view(row) for row in rows if is_own(principal, _make_principal(row))]
 
 
 def get_token(tx: Transaction, token_id: str) -> TokenView:
     """Read a token. Raises TokenNotFound."""
-    return _token_view(tx.require_row(select(tokens).where(tokens.c.id == token_id), TokenNotFound(token_id)))
+    return _make_token_view(tx.require_row(select(tokens).where(tokens.c.id == token_id), TokenNotFound(token_id)))
 
 
 def revoke_own_token(tx: Transaction, token_id: str, principal: Principal, *, now: float) -> TokenView:
@@ -190,7 +190,7 @@ def _is_valid(tx: Transaction, row: Row[Any], now: float) -> bool:
     return parent is not None and _is_valid(tx, parent, now)
 
 
-def _token_view(row: Row[Any]) -> TokenView:
+def _make_token_view(row: Row[Any]) -> TokenView:
     return TokenView(
         id=row.id,
         name=row.name,

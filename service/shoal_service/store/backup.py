@@ -29,7 +29,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -238,9 +238,9 @@ def check(database: Database) -> Contents:
             .outerjoin(last, last.c.job_num == jobs.c.num)
             .where(func.coalesce(last.c.seq, 0) != jobs.c.event_seq)
         )
-        _none(list(tx.execute(behind.limit(_SHOWN)).scalars()), "have other events than their rows say")
+        _require_none(list(tx.execute(behind.limit(_SHOWN)).scalars()), "have other events than their rows say")
         lacking = select(jobs.c.id).outerjoin(job_specs, NEWEST_SPEC).where(job_specs.c.version.is_(None))
-        _none(list(tx.execute(lacking.limit(_SHOWN)).scalars()), "have no spec")
+        _require_none(list(tx.execute(lacking.limit(_SHOWN)).scalars()), "have no spec")
         versions = tx.execute(select(jobs.c.num, jobs.c.spec_version)).all()
         return Contents(
             schema=tx.execute(text("SELECT version_num FROM alembic_version")).scalar_one(),
@@ -252,7 +252,7 @@ def check(database: Database) -> Contents:
         )
 
 
-def _none(job_ids: list[str], what: str) -> None:
+def _require_none(job_ids: list[str], what: str) -> None:
     if job_ids:
         raise BackupError(f"jobs {what}: {', '.join(job_ids)}")
 
@@ -293,33 +293,33 @@ def dump(url: URL, target: Path) -> None:
 
 def verify(source: Path) -> None:
     """Reads the whole archive. Raises BackupError: it is damaged, or it is not one of Shoal."""
-    if _VERSIONS not in {table for _, table in _listed(source)}:
+    if _VERSIONS not in {table for _, table in _list_archived(source)}:
         raise BackupError(f"{source} has no table {_VERSIONS}: it is not a backup of Shoal's database.")
     _run("pg_restore", f"--file={os.devnull}", str(source))
 
 
 def is_used(database: Database) -> bool:
     """Return whether there are tables of Shoal."""
-    return bool(_tables(database))
+    return bool(_list_tables(database))
 
 
 def load(database: Database, source: Path) -> Database:
     """Puts the tables of the archive into the schema STAGED, and returns the database with this search path; the caller
     closes it. All or nothing. Raises BackupError."""
-    home = _schema(database)
-    loaded = [table for schema, table in _listed(source) if schema == home]
+    home = _find_schema(database)
+    loaded = [table for schema, table in _list_archived(source) if schema == home]
     before = [
         f"DROP SCHEMA IF EXISTS {STAGED} CASCADE;",
         f"CREATE SCHEMA {STAGED};",
         f"CREATE SCHEMA {_ASIDE};",
-        *(_move(table, home, _ASIDE) for table in sorted(_tables(database))),
+        *(_move(table, home, _ASIDE) for table in sorted(_list_tables(database))),
     ]
     after = [
         *(_move(table, home, STAGED) for table in loaded),
-        *(_move(table, _ASIDE, home) for table in sorted(_tables(database))),
+        *(_move(table, _ASIDE, home) for table in sorted(_list_tables(database))),
         f"DROP SCHEMA {_ASIDE};",
     ]
-    _play(database.url, source, before=before, after=after)
+    _run_psql(database.url, source, before=before, after=after)
     options = f"{database.url.query.get('options', '')} -csearch_path={STAGED}".strip()
     return Database(database.url.update_query_dict({"options": options}).render_as_string(hide_password=False))
 
@@ -327,7 +327,7 @@ def load(database: Database, source: Path) -> Database:
 def swap(database: Database) -> None:
     """Puts the staged tables in the place of Shoal's tables: those of older and newer releases too, as far as they have
     these names."""
-    home = _schema(database)
+    home = _find_schema(database)
     with database.write() as tx:
         loaded = inspect(tx.connection).get_table_names(STAGED)
         old = {*inspect(tx.connection).get_table_names(home)} & {*metadata.tables, _VERSIONS}
@@ -344,13 +344,13 @@ def discard(database: Database) -> None:
         tx.execute(text(f"DROP SCHEMA IF EXISTS {STAGED} CASCADE"))
 
 
-def _schema(database: Database) -> str:
+def _find_schema(database: Database) -> str:
     """The schema that has the tables of Shoal."""
     with database.read() as tx:
         return str(tx.execute(text("SELECT current_schema()")).scalar_one())
 
 
-def _tables(database: Database) -> set[str]:
+def _list_tables(database: Database) -> set[str]:
     with database.read() as tx:
         return {*inspect(tx.connection).get_table_names()} & {*metadata.tables, _VERSIONS}
 
@@ -361,15 +361,15 @@ def _move(table: str, source: str, target: str) -> str:
     return f"ALTER TABLE {quote(source)}.{quote(table)} SET SCHEMA {quote(target)};"
 
 
-def _listed(source: Path) -> list[tuple[str, str]]:
+def _list_archived(source: Path) -> list[tuple[str, str]]:
     """Schema and name of each table in the archive: `215; 1259 16389 TABLE public jobs owner`."""
     lines = (line.split() for line in _run("pg_restore", "--list", str(source)).splitlines())
     return [(columns[4], columns[5]) for columns in lines if columns[3:4] == ["TABLE"] and columns[4:5] != ["DATA"]]
 
 
-def _play(url: URL, source: Path, *, before: Sequence[str], after: Sequence[str]) -> None:
+def _run_psql(url: URL, source: Path, *, before: Sequence[str], after: Sequence[str]) -> None:
     """Runs psql in one transaction. Raises BackupError: nothing has changed."""
-    dbname, environment = _connection(url)
+    dbname, environment = _split_url(url)
     script = [_find("pg_restore"), "--file=-", *_DUMPED, str(source)]
     psql = [_find("psql"), dbname, "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file=-"]
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as said:
@@ -380,14 +380,12 @@ def _play(url: URL, source: Path, *, before: Sequence[str], after: Sequence[str]
             ) as session,
         ):
             assert archive.stdout is not None and session.stdin is not None
-            try:
+            with suppress(BrokenPipeError):  # psql has ended, and says why
                 session.stdin.write("\n".join(["BEGIN;", *before, ""]).encode())
                 shutil.copyfileobj(archive.stdout, session.stdin)
                 if archive.wait() == 0:
                     session.stdin.write("\n".join([*after, "COMMIT;", ""]).encode())
                 session.stdin.close()
-            except BrokenPipeError:
-                pass  # psql has ended, and says why
             archive.stdout.close()
         for program, process, file in (("psql", session, errors), ("pg_restore", archive, said)):
             file.seek(0)
@@ -397,7 +395,7 @@ def _play(url: URL, source: Path, *, before: Sequence[str], after: Sequence[str]
             raise BackupError(f"{source} was not restored: psql or pg_restore ended without a word.")
 
 
-def _connection(url: URL) -> tuple[str, dict[str, str]]:
+def _split_url(url: URL) -> tuple[str, dict[str, str]]:
     """The argument that names the database, and the environment with its password."""
     environment = dict(os.environ)
     if url.password is not None:
@@ -410,7 +408,7 @@ def _run(program: str, *arguments: str, url: URL | None = None) -> str:
     path = _find(program)
     environment = dict(os.environ)
     if url is not None:
-        dbname, environment = _connection(url)
+        dbname, environment = _split_url(url)
         arguments = (dbname, *arguments)
     ran = subprocess.run([path, *arguments], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if ran.returncode != 0:

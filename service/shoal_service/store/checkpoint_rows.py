@@ -45,7 +45,7 @@ def read_checkpoints(tx: Transaction, job_id: str, *, newest: int | None = None)
     stored = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
     pins, standing = parse_pins(job.pins), read_status(job.status).best
     ranked = {} if standing is None else {score.step: (n, score.value) for n, score in enumerate(standing.best, 1)}
-    return [checkpoint.model_copy(update=_marks(checkpoint, pins, ranked)) for checkpoint in reversed(stored)]
+    return [checkpoint.model_copy(update=_make_marks(checkpoint, pins, ranked)) for checkpoint in reversed(stored)]
 
 
 def read_committed(tx: Transaction, job_id: str) -> dict[CheckpointName, CheckpointView]:
@@ -85,7 +85,7 @@ def check_deletion(tx: Transaction, job_id: str, name: CheckpointName) -> Checkp
     """Finds the checkpoint, if it may be deleted. Raises JobNotFound, CheckpointNotFound, CheckpointConflict,
     CheckpointKept."""
     job = load(tx, job_id)
-    return _deletable(tx, job, name, is_over=job.state.ended)
+    return _require_deletable(tx, job, name, is_over=job.state.ended)
 
 
 def newer_than(tx: Transaction, job_id: str, step: int) -> list[CheckpointName]:
@@ -99,7 +99,7 @@ def newer_than(tx: Transaction, job_id: str, step: int) -> list[CheckpointName]:
         raise CheckpointNotFound(job_id, f"of step {step}")
     newer = [name for name in committed if name.step > step]
     for name in newer:
-        _deletable(tx, job, name, is_over=True)
+        _require_deletable(tx, job, name, is_over=True)
     return newer
 
 
@@ -214,7 +214,7 @@ def registered(tx: Transaction, job_id: str) -> dict[str, str]:
     return {row.checkpoint: f"{row.name}@{row.version}" for row in tx.execute(own_versions)}
 
 
-def _deletable(tx: Transaction, job: JobRecord, name: CheckpointName, *, is_over: bool) -> CheckpointView:
+def _require_deletable(tx: Transaction, job: JobRecord, name: CheckpointName, *, is_over: bool) -> CheckpointView:
     view = _find(tx, job.id, name)
     if view.state not in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
         raise CheckpointConflict(job.id, str(name), view.state, "only one that is in the storage can be deleted")
@@ -257,7 +257,7 @@ def _store(tx: Transaction, job: JobRecord, view: CheckpointView) -> CheckpointV
     return view
 
 
-def _marks(
+def _make_marks(
     checkpoint: CheckpointView, pins: Sequence[str], ranked: Mapping[int, tuple[int, float]]
 ) -> dict[str, bool | int | float]:
     """Return what is not a part of the row of a checkpoint: that it is pinned, and its rank among the best."""

@@ -199,11 +199,11 @@ class _Levels:
         if width > 1:  # from steps to numbers of buckets: bucket 0 ends at step `width`
             after, until = max(after, 0) // width - 1, until // width - 1
         bounds = {"of_job": self.num, "of_width": width, "after": after, "until": until}
-        yield from self.tx.execute(_level(self.columns, width == 1), bounds)
+        yield from self.tx.execute(_select_level(self.columns, width == 1), bounds)
 
 
 @cache
-def _level(columns: tuple[str, ...], is_single: bool) -> Select[Any]:
+def _select_level(columns: tuple[str, ...], is_single: bool) -> Select[Any]:
     """Select the steps, or the buckets of a width, after the number `after` up to `until`."""
     table = series if is_single else series_rollups
     number = series.c.step if is_single else series_rollups.c.bucket
@@ -268,7 +268,7 @@ def roll_up(tx: Transaction, stored: Sequence[Extent], *, kept_steps: int = KEPT
         for bucket in stored:
             newest = known[bucket.job_num]
             begin = min((bucket.first_step - 1) // width, 0 if newest is None else newest + 1)
-            rows += _buckets(tx, bucket.job_num, width, begin, bucket.last_step // width)
+            rows += _make_buckets(tx, bucket.job_num, width, begin, bucket.last_step // width)
         upsert(tx, series_rollups, rows)
         if width == CHUNK:
             for bucket in stored:
@@ -308,7 +308,7 @@ def rolled_until(tx: Transaction, job_num: int, width: int = FACTOR) -> int:
     return 0 if bucket is None else (bucket + 1) * width
 
 
-def _buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
+def _make_buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
     """Makes the rows of the buckets [begin, end) of one level, from the level below."""
     below = _Levels(tx, job_num, _VALUES).read_level(width // FACTOR, begin * width, end * width)
     for point in downsample(map(make_point, below), first_step=begin * width + 1, width=width):
@@ -339,25 +339,25 @@ def make_row(point: SeriesPoint, **key: int) -> dict[str, Any]:
     return {
         **key,
         "step": point.step,
-        "at": _storable(point.at),
-        "loss": _storable(point.loss),
-        "grad_norm": _storable(point.grad_norm),
-        "lr": _storable(point.lr),
-        "tokens_per_s": _storable(point.tokens_per_s),
-        "step_s": _storable(point.step_s),
+        "at": _nan_to_null(point.at),
+        "loss": _nan_to_null(point.loss),
+        "grad_norm": _nan_to_null(point.grad_norm),
+        "lr": _nan_to_null(point.lr),
+        "tokens_per_s": _nan_to_null(point.tokens_per_s),
+        "step_s": _nan_to_null(point.step_s),
         "world_size": point.world_size,
         "generation": point.generation,
-        "val_loss": _storable(point.val_loss),
-        "metrics": _json(point.metrics) if point.metrics else None,
-        "val_metrics": _json(point.val_metrics) if point.val_metrics else None,
+        "val_loss": _nan_to_null(point.val_loss),
+        "metrics": _dump_metrics(point.metrics) if point.metrics else None,
+        "val_metrics": _dump_metrics(point.val_metrics) if point.val_metrics else None,
     }
 
 
-def _storable(value: float | None) -> float | None:
+def _nan_to_null(value: float | None) -> float | None:
     return None if value is not None and math.isnan(value) else value
 
 
-def _json(metrics: dict[str, float]) -> str:
+def _dump_metrics(metrics: dict[str, float]) -> str:
     return json.dumps(metrics, separators=(",", ":"))
 
 
@@ -436,15 +436,15 @@ def read_samples(tx: Transaction, job_id: str, *, after: float = 0.0) -> SampleC
     """Read the samples of a job's accounts after a time, oldest first. Raises JobNotFound."""
     job_num = read_job_num(tx, job_id)
     query = select(job_samples).where(job_samples.c.job_num == job_num, job_samples.c.at > after)
-    rows = _thinned(list(tx.execute(query.order_by(job_samples.c.at))))
-    wanted = _wanted(tx, job_num)
+    rows = _thin_out(list(tx.execute(query.order_by(job_samples.c.at))))
+    wanted = _list_wanted(tx, job_num)
     documents = [json.loads(row.seconds) for row in rows]
     present = [category for category in Category if any(category.value in document for document in documents)]
     return SampleColumns(
         at=tuple(round(row.at, 2) for row in rows),
         step=tuple(row.step for row in rows),
         state=tuple(JobState(row.state) for row in rows),
-        wanted=tuple(_wanted_at(wanted, row.at) for row in rows),
+        wanted=tuple(_find_wanted(wanted, row.at) for row in rows),
         granted=tuple(row.granted for row in rows),
         workers=tuple(row.workers for row in rows),
         seconds={
@@ -454,7 +454,7 @@ def read_samples(tx: Transaction, job_id: str, *, after: float = 0.0) -> SampleC
     )
 
 
-def _thinned(rows: list[Any]) -> list[Any]:
+def _thin_out(rows: list[Any]) -> list[Any]:
     if len(rows) <= _MAX_SAMPLES:
         return rows
     every = -(-len(rows) // _MAX_SAMPLES)
@@ -465,7 +465,7 @@ def _thinned(rows: list[Any]) -> list[Any]:
     return kept[-4 * _MAX_SAMPLES :]
 
 
-def _wanted(tx: Transaction, job_num: int) -> list[tuple[float, int]]:
+def _list_wanted(tx: Transaction, job_num: int) -> list[tuple[float, int]]:
     """Each `elasticity.max_workers`, with the time since which it has been in force."""
     query = (
         select(job_specs.c.accepted_at, job_specs.c.document)
@@ -478,7 +478,7 @@ def _wanted(tx: Transaction, job_num: int) -> list[tuple[float, int]]:
     ]
 
 
-def _wanted_at(wanted: list[tuple[float, int]], at: float) -> int:
+def _find_wanted(wanted: list[tuple[float, int]], at: float) -> int:
     """The value that was wanted at a time. If the wall clock was set back, the first version holds."""
     return next((number for since, number in reversed(wanted) if since <= at), wanted[0][1])
 
@@ -522,12 +522,12 @@ def _thin_chunk(tx: Transaction, job_num: int, begin: int) -> None:
     if steps := tx.execute(query.order_by(series.c.step)).all():
         step, generation, world_size, val_loss, *measures = zip(*steps, strict=True)
         rows = Columns(step, generation, world_size, val_loss, measures)
-        stay = {*steps_to_keep(rows), *_saved_steps(tx, job_num, begin, end)}
+        stay = {*steps_to_keep(rows), *_list_saved_steps(tx, job_num, begin, end)}
         in_chunk = (series.c.job_num == job_num, series.c.step > begin, series.c.step <= end)
         tx.execute(delete(series).where(*in_chunk, series.c.step.not_in(sorted(stay))))
 
 
-def _saved_steps(tx: Transaction, job_num: int, begin: int, end: int) -> Iterator[int]:
+def _list_saved_steps(tx: Transaction, job_num: int, begin: int, end: int) -> Iterator[int]:
     """The steps whose checkpoints are there: the model registry shows what was measured at them."""
     yield from tx.execute(
         select(checkpoints.c.step).where(

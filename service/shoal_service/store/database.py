@@ -169,14 +169,14 @@ class Database:
 
     def __init__(self, url: str) -> None:
         """Takes the database at this URL. Raises StoreUnavailable: the URL names no database that Shoal can use."""
-        self.url = _usable(url)
+        self.url = _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
         self._writing = self._engine.execution_options(**{_WRITES: True})
         self.tallies = DatabaseTallies()
         self._failing: tuple[float, str] | None = None
         """Monotonic time and message of the first write that failed since the last one that did not."""
-        event.listen(self._engine, "after_cursor_execute", self._executed)
+        event.listen(self._engine, "after_cursor_execute", self._count_rows)
         self._presence: Connection | None = None
         self._presence_lock = threading.RLock()
         self._queue: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
@@ -186,7 +186,7 @@ class Database:
         """Begins a transaction that reads: a consistent view on SQLite; on PostgreSQL each statement sees what was
         committed when it began."""
         with self._timed("read"), self._engine.connect() as connection:
-            yield Transaction(connection, unwritten=self._unwritten())
+            yield Transaction(connection, unwritten=self._describe_unwritten())
 
     @contextmanager
     def write(self, epoch: int | None = None) -> Iterator[Transaction]:
@@ -234,7 +234,7 @@ class Database:
         self.release_presence()
         self._engine.dispose()
 
-    def _unwritten(self) -> str:
+    def _describe_unwritten(self) -> str:
         if (failing := self._failing) is None:
             return ""
         since_mono, message = failing
@@ -254,7 +254,7 @@ class Database:
         finally:
             self.tallies.seconds.observe(time.monotonic() - start_mono, kind)
 
-    def _executed(
+    def _count_rows(
         self, _connection: Any, _cursor: Any, _statement: Any, parameters: Any, context: Any, many: bool
     ) -> None:
         """Called by SQLAlchemy after each statement: counts the rows that go into the table of events."""
@@ -345,7 +345,7 @@ def _upsert(dialect: str, table: Table, columns: tuple[str, ...]) -> sqlite.Inse
     return statement.on_conflict_do_update(index_elements=key, set_=values)
 
 
-def _usable(url: str) -> URL:
+def _parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
@@ -379,8 +379,8 @@ def _sqlite_engine(url: URL) -> Engine:
     )
 
     @event.listens_for(engine, "connect")
-    def _connected(dbapi: Any, _record: Any) -> None:
-        dbapi.isolation_level = None  # pysqlite must not begin transactions itself; see _began
+    def _set_pragmas(dbapi: Any, _record: Any) -> None:
+        dbapi.isolation_level = None  # pysqlite must not begin transactions itself; see _begin
         cursor = dbapi.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000}")
         cursor.execute("PRAGMA journal_mode = WAL")
@@ -389,7 +389,7 @@ def _sqlite_engine(url: URL) -> Engine:
         cursor.close()
 
     @event.listens_for(engine, "begin")
-    def _began(connection: Connection) -> None:
+    def _begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get(_WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

@@ -118,7 +118,7 @@ def to_drive(
         values = tuple(row)  # compared faster than a Row
         if (before := before_rows.get(num)) is not None and before[0] == values:
             kept[num] = before  # and not the equal new values, which would only be garbage of the next read
-        elif (drive := _drive_row(tx, known, row, unreadable)) is not None:
+        elif (drive := _make_drive_row(tx, known, row, unreadable)) is not None:
             kept[num] = values, drive
     known.keep(kept, is_whole=max_queued > 0)
     return [
@@ -136,7 +136,9 @@ _QUEUED = (
 )
 
 
-def _drive_row(tx: Transaction, known: KnownJobs, row: Row[Any], unreadable: dict[str, str] | None) -> DriveRow | None:
+def _make_drive_row(
+    tx: Transaction, known: KnownJobs, row: Row[Any], unreadable: dict[str, str] | None
+) -> DriveRow | None:
     spec = known.read_spec(tx, row.id, row.num, row.spec_version)
     if spec.problem:
         if unreadable is not None:
@@ -215,7 +217,7 @@ def set_grant(
         before = edit.job.granted_workers
         if edit.job.state in ATTEMPT_STATES and workers != before:
             edit.set(granted_workers=workers)
-            edit.event(JobGranted(from_=before, to=workers, reason=reason, **_others(flows)))
+            edit.event(JobGranted(from_=before, to=workers, reason=reason, **_make_others(flows)))
             tx.count(MoveKind.GROW if workers > before else MoveKind.SHRINK)
 
 
@@ -237,7 +239,7 @@ def preempt(
         workers = edit.job.granted_workers
         if edit.job.state in ATTEMPT_STATES and workers:
             edit.set(granted_workers=0)
-            edit.event(JobPreempted(workers=workers, beneficiary=beneficiary, reason=reason, **_others(flows)))
+            edit.event(JobPreempted(workers=workers, beneficiary=beneficiary, reason=reason, **_make_others(flows)))
             tx.count(MoveKind.PREEMPT)
 
 
@@ -277,5 +279,5 @@ def note_driver_failure(tx: Transaction, job_id: str, event: DriverFailed, *, no
         edit.describe(message=event.describe())
 
 
-def _others(flows: Sequence[WorkerFlow]) -> dict[str, Any]:
+def _make_others(flows: Sequence[WorkerFlow]) -> dict[str, Any]:
     return {"others": dict(flows)} if flows else {}

@@ -99,7 +99,7 @@ class JobEdit:
     def book(self, under: str | None = None) -> None:
         """Accounts the time up to now in the goodput ledger of a job that has no supervisor. `under`: the account, if
         it is not that of the job's state."""
-        shown = _book(self.tx, self.job, self.standing.state, self.status.goodput, self.now, under=under)
+        shown = _book_time(self.tx, self.job, self.standing.state, self.status.goodput, self.now, under=under)
         self.describe(goodput=shown)
 
     def lose(self, reason: EndReason, message: str, *, is_script: bool = False, is_retried: bool = False) -> None:
@@ -278,7 +278,7 @@ def log_event(tx: Transaction, job_id: str, name: str, type_: str, data: Mapping
     return description.message
 
 
-def _book(
+def _book_time(
     tx: Transaction, job: JobRecord, state: JobState, shown: Goodput | None, now: float, *, under: str | None
 ) -> Goodput:
     """Adds the time up to `now`, which the job has spent in `state`, to the goodput `shown` so far; to the account

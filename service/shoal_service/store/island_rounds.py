@@ -62,7 +62,7 @@ def check_joins(tx: Transaction, run: str, spec: JobSpec) -> None:
         )
     if first.num != spec.islands.num:
         raise SpecError.at("islands.num", f"islands.num {spec.islands.num}: the islands of {run} are {first.num}.")
-    for job_id, island in _islands(tx, run, _NOT_ENDED):
+    for job_id, island in _list_islands(tx, run, _NOT_ENDED):
         if island == index:
             raise SpecError.at(
                 "islands.index",
@@ -89,7 +89,7 @@ def check_reopens(tx: Transaction, job: JobRecord, spec: JobSpec) -> None:
     problem = ""
     if tx.execute(select(jobs.c.id).where(jobs.c.id == run, ~jobs.c.deleting)).scalar_one_or_none() is None:
         problem = f"{run}, the job of island 0, is deleted with all rounds"
-    elif (needed := _first_round(tx, _ledger(tx, run, spec.islands), job.id, island, max)) < kept:
+    elif (needed := _first_round(tx, _read_ledger(tx, run, spec.islands), job.id, island, max)) < kept:
         problem = f"it needs the rounds from {needed} on, and those before {kept} are deleted"
     if problem:
         way_out = "Begin other islands: leave islands.run out, and set init_from to an export of the newest checkpoint"
@@ -165,7 +165,7 @@ def close(tx: Transaction, run: str, decision: RoundDecision, *, now: float) -> 
     if not tx.execute(update(island_rounds).where(where & (island_rounds.c.decision == "")).values(values)).rowcount:
         return
     members = tuple(member.island for member in decision.members)
-    for job_id, island in _islands(tx, run, ATTEMPT_STATES):
+    for job_id, island in _list_islands(tx, run, ATTEMPT_STATES):
         if island in decision.absent:
             event = IslandMissedRound(round=decision.round, island=island, members=members)
             driving.record_event(tx, job_id, event, now=now)
@@ -174,7 +174,7 @@ def close(tx: Transaction, run: str, decision: RoundDecision, *, now: float) -> 
 
 def find_training(tx: Transaction, run: str) -> tuple[str, ...]:
     """Find the jobs of a run that have not ended."""
-    return tuple(job_id for job_id, _ in _islands(tx, run, _NOT_ENDED))
+    return tuple(job_id for job_id, _ in _list_islands(tx, run, _NOT_ENDED))
 
 
 def first_needed(tx: Transaction, run: str, spec: IslandsSpec) -> int:
@@ -184,12 +184,12 @@ def first_needed(tx: Transaction, run: str, spec: IslandsSpec) -> int:
 
 
 def _first_kept(tx: Transaction, run: str, spec: IslandsSpec, states: Collection[JobState]) -> int:
-    ledger = _ledger(tx, run, spec)
-    needed = (_first_round(tx, ledger, job_id, island, min) for job_id, island in _islands(tx, run, states))
+    ledger = _read_ledger(tx, run, spec)
+    needed = (_first_round(tx, ledger, job_id, island, min) for job_id, island in _list_islands(tx, run, states))
     return min(needed, default=0)
 
 
-def _ledger(tx: Transaction, run: str, spec: IslandsSpec) -> tuple[IslandRound, ...]:
+def _read_ledger(tx: Transaction, run: str, spec: IslandsSpec) -> tuple[IslandRound, ...]:
     return rounds(tx, run, limit=_MAX_TURNS * spec.num_at_once)
 
 
@@ -203,7 +203,7 @@ def _first_round(
     return max((number for number, arrival in sent if arrival.step < step), default=0)
 
 
-def _islands(tx: Transaction, run: str, states: Collection[JobState]) -> list[tuple[str, int]]:
+def _list_islands(tx: Transaction, run: str, states: Collection[JobState]) -> list[tuple[str, int]]:
     """Find the jobs of a run that are in one of the states, with their islands."""
     spec = job_specs.c.document
     rows = tx.execute(

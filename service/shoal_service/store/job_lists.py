@@ -132,17 +132,17 @@ def page(tx: Transaction, query: FleetQuery = _EVERY_JOB, cursor: str | None = N
     one_more = select(*SUMMARY_COLUMNS).limit(limit + 1)
     if is_sorted:
         ordered = one_more.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc()).offset(after or 0)
-        filtered = _filtered(tx, ordered, query)
+        filtered = _filter(tx, ordered, query)
     else:
         ordered = one_more.order_by(jobs.c.num.desc())
         earlier = ordered if after is None else ordered.where(jobs.c.num < after)
-        filtered = _filtered(tx, earlier, replace(query, states=frozenset()))
+        filtered = _filter(tx, earlier, replace(query, states=frozenset()))
     if query.states and not is_sorted:  # an index range per state: a rare state is found without a scan
         ranges = [filtered.where(jobs.c.state == state.value).subquery() for state in sorted(query.states)]
         merged = union_all(*(select(part) for part in ranges)).subquery()
         filtered = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
     rows = tx.execute(filtered).all()
-    items = _summaries(tx, rows[:limit], query.selection.columns)
+    items = _make_summaries(tx, rows[:limit], query.selection.columns)
     if len(rows) <= limit:
         return _JobPage(items=items)
     reached = (after or 0) + limit if is_sorted else rows[limit - 1].num
@@ -160,12 +160,12 @@ def fleet_accounts(
     """Jobs by state, the cluster's goodput of the last day, and the sum of the accounts of today's jobs. `visible`:
     only jobs of these projects, and nothing about the whole cluster."""
     of_cluster = curves.cluster_goodput(tx) if visible is None else ()
-    return _num_by_state(tx, visible), of_cluster, _accounts(tx, visible)
+    return _num_by_state(tx, visible), of_cluster, _sum_accounts(tx, visible)
 
 
 def count_fleet(tx: Transaction, query: FleetQuery) -> int:
     """The number of jobs that match, on all pages."""
-    counted = tx.execute(_filtered(tx, select(func.count()).select_from(jobs), query)).scalar_one()
+    counted = tx.execute(_filter(tx, select(func.count()).select_from(jobs), query)).scalar_one()
     return int(counted)
 
 
@@ -182,7 +182,7 @@ def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
 
 def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
     """The same page without small curves, by the number of the job."""
-    rows = tx.execute(_part(tx, _filtered(tx, select(*_FLEET_COLUMNS), query), query)).all()
+    rows = tx.execute(_cut_page(tx, _filter(tx, select(*_FLEET_COLUMNS), query), query)).all()
     page_nums = [row.num for row in rows]
     labels, values = read_labels(tx, page_nums), read_values(tx, page_nums, query.selection.columns)
     return {row.num: _fleet_job(row, labels[row.num], values[row.num]) for row in rows}
@@ -190,16 +190,16 @@ def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
 
 def nums(tx: Transaction, query: FleetQuery) -> array[int]:
     """The numbers of the jobs that match, in the order of the query: 8 bytes for each job."""
-    return array("q", tx.execute(_part(tx, _filtered(tx, select(jobs.c.num), query), query)).scalars())
+    return array("q", tx.execute(_cut_page(tx, _filter(tx, select(jobs.c.num), query), query)).scalars())
 
 
 def summaries(tx: Transaction, nums: Sequence[int], columns: Sequence[Field] = ()) -> tuple[JobSummary, ...]:
     """The jobs with these numbers, in this order, with the values of the columns. Deleted ones are left out."""
     rows = {row.num: row for row in tx.execute(select(*SUMMARY_COLUMNS).where(jobs.c.num.in_(nums)))}
-    return _summaries(tx, [rows[num] for num in nums if num in rows], columns)
+    return _make_summaries(tx, [rows[num] for num in nums if num in rows], columns)
 
 
-def _summaries(
+def _make_summaries(
     tx: Transaction, rows: Sequence[Row[*tuple[Any, ...]]], columns: Sequence[Field]
 ) -> tuple[JobSummary, ...]:
     """Return the jobs of rows of SUMMARY_COLUMNS, with the values of the columns."""
@@ -207,7 +207,7 @@ def _summaries(
     return tuple(listed_job(JobSummary, row, parse_fields(row.status), values=values[row.num]) for row in rows)
 
 
-def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
+def _sum_accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
     """The sum over all jobs that are queued or hold workers; None if there are no such jobs."""
     in_state = select(jobs.c.status).where(
         in_states(state for state in JobState if state.holds_workers or state is JobState.QUEUED),
@@ -246,7 +246,7 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
     return {node_id: tuple(on_node) for node_id, on_node in jobs_by_id.items()}
 
 
-def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
+def _filter(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
     if query.states:
         select_jobs = select_jobs.where(in_states(query.states))
     if query.ids:
@@ -255,20 +255,20 @@ def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> S
         if value is not None:
             select_jobs = select_jobs.where(column == value)
     select_jobs = select_jobs.where(in_projects(jobs.c.project, query.visible))
-    return _chosen(tx, selected(select_jobs, query.labels, query.search), query.selection)
+    return _apply_selection(tx, selected(select_jobs, query.labels, query.search), query.selection)
 
 
-def _part(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
+def _cut_page(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
     """Orders the jobs, and cuts the page out."""
     if query.selection.order:
         ordered = select_jobs.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc())
     else:
-        by, newest = _ordered_by(tx, query.order), jobs.c.num.desc() if query.descending else jobs.c.num.asc()
+        by, newest = _choose_order(tx, query.order), jobs.c.num.desc() if query.descending else jobs.c.num.asc()
         ordered = select_jobs.order_by((by.desc() if query.descending else by.asc()).nulls_last(), newest)
     return ordered.offset(query.offset).limit(query.limit)
 
 
-def _ordered_by(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
+def _choose_order(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
     if order is JobOrder.CREATED:
         return jobs.c.num  # it rises with the time of the submission
     fact = FACTS[order.value]
@@ -276,7 +276,7 @@ def _ordered_by(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
     return jobs.c[fact.path[0]] if is_column else json_number(tx, jobs.c.status, *fact.path)
 
 
-def _chosen(tx: Transaction, query: Select[Any], selection: Selection) -> Select[Any]:
+def _apply_selection(tx: Transaction, query: Select[Any], selection: Selection) -> Select[Any]:
     if selection.hides_archived:
         query = query.where(jobs.c.archived_at.is_(None))
     return query if selection.where is None else query.where(condition_in_sql(tx, selection.where))

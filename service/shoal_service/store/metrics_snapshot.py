@@ -73,11 +73,11 @@ def read(tx: Transaction, live: LiveJobs, *, now: float) -> Snapshot:
         live=live.read(tx, now=now),
         incidents_by_cause={cause: count for cause, is_over, count in incident_counts if is_over},
         open_incidents={cause: count for cause, is_over, count in incident_counts if not is_over},
-        recoveries=_recoveries(tx),
+        recoveries=_read_recoveries(tx),
         steps_lost=_by_cause(tx, _STEPS_LOST),
         bytes_moved=_by_cause(tx, _BYTES_MOVED),
-        checkpoints=_histogram(tx.execute(_CHECKPOINTS).one()),
-        queue_wait=_histogram(tx.execute(_WAITED).one()),
+        checkpoints=_make_histogram(tx.execute(_CHECKPOINTS).one()),
+        queue_wait=_make_histogram(tx.execute(_WAITED).one()),
         queued_since=_queued_since(tx, (shown := _projects(tx))),
         projects=shown,
         lease=lease.read(tx),
@@ -104,12 +104,12 @@ def _queued_since(tx: Transaction, shown: Sequence[ProjectView]) -> dict[str, fl
     return since_by_job
 
 
-def _recoveries(tx: Transaction) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:
+def _read_recoveries(tx: Transaction) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:
     histograms: dict[tuple[IncidentCause, RecoveryPhase], Histogram] = {}
     width = len(RECOVERY_SECONDS.buckets) + 2
     for cause, *values in tx.execute(_RECOVERIES):
         for i, phase in enumerate(RecoveryPhase):
-            histogram = _histogram(values[i * width : (i + 1) * width])
+            histogram = _make_histogram(values[i * width : (i + 1) * width])
             if histogram.count:
                 histograms[IncidentCause(cause), phase] = histogram
     return histograms
@@ -117,7 +117,7 @@ def _recoveries(tx: Transaction) -> dict[tuple[IncidentCause, RecoveryPhase], Hi
 
 def _by_cause(tx: Transaction, query: Select[Any]) -> dict[IncidentCause, Histogram]:
     """Histograms of the closed incidents that have a value, by cause."""
-    histograms = {IncidentCause(cause): _histogram(values) for cause, *values in tx.execute(query)}
+    histograms = {IncidentCause(cause): _make_histogram(values) for cause, *values in tx.execute(query)}
     return {cause: histogram for cause, histogram in histograms.items() if histogram.count}
 
 
@@ -128,7 +128,7 @@ def _buckets(column: ColumnElement[Any], metric: Metric) -> list[ColumnElement[A
     return [*under, func.count(column), func.coalesce(func.sum(column), 0.0)]
 
 
-def _histogram(values: Sequence[Any]) -> Histogram:
+def _make_histogram(values: Sequence[Any]) -> Histogram:
     *under, count, total = values
     return Histogram(tuple(int(n) for n in under), int(count), float(total))
 
@@ -215,9 +215,9 @@ class LiveJobs:
             for row in rows:
                 known = self._known.get(row.num)
                 if known is None or known[0] != row:
-                    known = row, _job(row, known)
+                    known = row, _make_job(row, known)
                 values[row.num] = known
-            standings = _standings(tx, (job for _, job in values.values()))
+            standings = _read_standings(tx, (job for _, job in values.values()))
             for num, (row, job) in values.items():
                 if job.island != (standing := standings.get(job.job_id)):
                     values[num] = row, replace(job, island=standing)
@@ -225,7 +225,7 @@ class LiveJobs:
         return tuple(job for _, job in values.values())
 
 
-def _job(row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
+def _make_job(row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
     """Makes a job of its row, and parses only the documents that have changed: with most steps that is the status
     alone."""
     before, job = known or (row, None)
@@ -238,13 +238,13 @@ def _job(row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
         started_at=row.started_at,
         status=read_status(row.status),
         workers=job.workers if job and before.workers == row.workers else _WORKERS.validate_json(row.workers),
-        checkpoint=job.checkpoint if job and before.checkpoint == row.checkpoint else _committed(row.checkpoint),
+        checkpoint=job.checkpoint if job and before.checkpoint == row.checkpoint else _parse_committed(row.checkpoint),
         step_times=StepTimes.read(row.step_times),
         island=job.island if job else None,
     )
 
 
-def _standings(tx: Transaction, live: Iterable[LiveJob]) -> dict[str, IslandStanding]:
+def _read_standings(tx: Transaction, live: Iterable[LiveJob]) -> dict[str, IslandStanding]:
     """Read what the ledgers have of the islands that these jobs train, with one statement for each ledger."""
     ledgers: dict[str, tuple[IslandRound, ...]] = {}
     standings = {}
@@ -256,11 +256,11 @@ def _standings(tx: Transaction, live: Iterable[LiveJob]) -> dict[str, IslandStan
             limit = _MAX_ROUNDS * islands.num_at_once
             ledgers[islands.run] = island_rounds.rounds(tx, islands.run, limit=limit)
         if ledgers[islands.run]:
-            standings[job.job_id] = _standing(ledgers[islands.run], islands.index)
+            standings[job.job_id] = _find_standing(ledgers[islands.run], islands.index)
     return standings
 
 
-def _standing(rounds: Sequence[IslandRound], island: int) -> IslandStanding:
+def _find_standing(rounds: Sequence[IslandRound], island: int) -> IslandStanding:
     """`rounds`: the newest ones, the newest first."""
     decisions = [decision for row in rounds if (decision := row.decision) is not None]
     members = [{member.island for member in decision.members} for decision in decisions]
@@ -275,7 +275,7 @@ def _standing(rounds: Sequence[IslandRound], island: int) -> IslandStanding:
     )
 
 
-def _committed(document: str | None) -> NewestCheckpoint | None:
+def _parse_committed(document: str | None) -> NewestCheckpoint | None:
     if document is None:
         return None
     unreadable = CheckpointView(step=0, url="", state=CheckpointState.COMMITTED, attempt=0, generation=0)

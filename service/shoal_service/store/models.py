@@ -48,19 +48,19 @@ Visible = Collection[str] | None
 
 def lineage(tx: Transaction, job_id: str, visible: Visible = None) -> LineageView:
     """Raises JobNotFound."""
-    jobs_in_chain, seen = [_lineage_job(tx, job_id)], {job_id}
+    jobs_in_chain, seen = [_read_lineage_job(tx, job_id)], {job_id}
     while (parent := jobs_in_chain[-1].parent) is not None and parent.job_id and len(jobs_in_chain) < MAX_LINEAGE:
         if parent.job_id in seen:
             break
         seen.add(parent.job_id)
         try:
-            ancestor = _lineage_job(tx, parent.job_id)
+            ancestor = _read_lineage_job(tx, parent.job_id)
         except JobNotFound:
             ancestor = LineageJob(job_id=parent.job_id, is_known=False)
         jobs_in_chain.append(ancestor)
-        if not _sees(visible, ancestor):
+        if not _may_see(visible, ancestor):
             break
-    chain = _shown(jobs_in_chain, visible)
+    chain = _cut_at_hidden(jobs_in_chain, visible)
     last = chain[-1].parent
     is_whole = last is None or not last.job_id or last.job_id in seen
     own_versions = select(model_versions).where(
@@ -145,7 +145,7 @@ def versions(
 
 def shown(model_version: ModelVersion, visible: Visible) -> ModelVersion:
     """What the principal may read of a version: its lineage ends at the first job of a project that is not visible."""
-    return model_version.model_copy(update={"lineage": _shown(model_version.lineage, visible)})
+    return model_version.model_copy(update={"lineage": _cut_at_hidden(model_version.lineage, visible)})
 
 
 def find(tx: Transaction, project: str, name: str, which: str) -> ModelVersion:
@@ -195,10 +195,10 @@ def _read_versions(tx: Transaction, rows: Sequence[Row[Any]]) -> list[ModelVersi
     read_versions = [ModelVersion.model_validate_json(row.document) for row in rows]
     aliases: dict[tuple[str, str, int], list[str]] = {}
     for row in tx.execute(
-        _few(select(model_aliases), model_aliases.c.name, {version.name for version in read_versions})
+        _narrow(select(model_aliases), model_aliases.c.name, {version.name for version in read_versions})
     ):
         aliases.setdefault((row.project, row.name, row.version), []).append(row.alias)
-    states = _states(tx, {version.job_id for version in read_versions})
+    states = _read_states(tx, {version.job_id for version in read_versions})
     return [
         version.model_copy(
             update={
@@ -210,29 +210,29 @@ def _read_versions(tx: Transaction, rows: Sequence[Row[Any]]) -> list[ModelVersi
     ]
 
 
-def _states(tx: Transaction, job_ids: Collection[str]) -> dict[tuple[str, str], CheckpointState]:
+def _read_states(tx: Transaction, job_ids: Collection[str]) -> dict[tuple[str, str], CheckpointState]:
     """By job and name, those of all checkpoints of these jobs that the service knows."""
     columns = (jobs.c.id, checkpoints.c.step, checkpoints.c.attempt, checkpoints.c.generation, checkpoints.c.state)
     registered = select(model_versions.c.job_id).where(~model_versions.c.removed)
     query = select(*columns).join(checkpoints, checkpoints.c.job_num == jobs.c.num).where(jobs.c.id.in_(registered))
     return {
         (row.id, str(CheckpointName(row.step, row.attempt, row.generation))): CheckpointState(row.state)
-        for row in tx.execute(_few(query, jobs.c.id, job_ids))
+        for row in tx.execute(_narrow(query, jobs.c.id, job_ids))
     }
 
 
-def _few(query: Select[Any], column: Column[str], values: Collection[str]) -> Select[Any]:
+def _narrow(query: Select[Any], column: Column[str], values: Collection[str]) -> Select[Any]:
     """Only rows with one of these values, unless these are more than a statement can name."""
     return query.where(column.in_(sorted(values))) if len(values) <= _MAX_NAMED else query
 
 
-def _sees(visible: Visible, lineage_job: LineageJob) -> bool:
+def _may_see(visible: Visible, lineage_job: LineageJob) -> bool:
     return visible is None or not lineage_job.is_known or lineage_job.project in visible
 
 
-def _shown(chain: Sequence[LineageJob], visible: Visible) -> tuple[LineageJob, ...]:
+def _cut_at_hidden(chain: Sequence[LineageJob], visible: Visible) -> tuple[LineageJob, ...]:
     for number, ancestor in enumerate(chain):
-        if number and not _sees(visible, ancestor):  # that the first is visible is checked at the edge
+        if number and not _may_see(visible, ancestor):  # that the first is visible is checked at the edge
             return (*chain[:number], LineageJob(job_id=ancestor.job_id, is_known=False))
     return tuple(chain)
 
@@ -250,7 +250,7 @@ def _read_metrics(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> 
     return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
 
 
-def _lineage_job(tx: Transaction, job_id: str) -> LineageJob:
+def _read_lineage_job(tx: Transaction, job_id: str) -> LineageJob:
     job = load(tx, job_id)
     spec = load_spec(tx, job.num, job.spec_version)
     document = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

@@ -131,13 +131,13 @@ def postpone_test(tx: Transaction, node_id: str, *, reason: str, next_test_at: f
 
 def repeat_test(tx: Transaction, suspicion: Suspicion, *, next_test_at: float) -> None:
     """Plans one more test: one has passed, but the job that suspects the node avoids it for longer."""
-    tx.execute(update(node_suspicions).where(*_same(suspicion)).values(next_test_at=next_test_at))
+    tx.execute(update(node_suspicions).where(*_match_suspicion(suspicion)).values(next_test_at=next_test_at))
 
 
 def clear_suspicion(tx: Transaction, suspicion: Suspicion, *, now: float) -> bool:
     """Clears a node that has passed its test; the job that suspected it gets an event. False: the node is no longer
     suspected, or was suspected again since the test began."""
-    if not tx.execute(delete(node_suspicions).where(*_same(suspicion))).rowcount:
+    if not tx.execute(delete(node_suspicions).where(*_match_suspicion(suspicion))).rowcount:
         return False
     suspected_s = now - suspicion.since
     event = NodeCleared(node_id=suspicion.node_id, suspected_s=suspected_s, reason=suspicion.reason)
@@ -180,7 +180,7 @@ def _record_on_nodes(tx: Transaction, nodes: Collection[str], event: JobEvent, n
             driving.record_event(tx, job_id, event, now=now)
 
 
-def _same(suspicion: Suspicion) -> tuple[ColumnElement[bool], ...]:
+def _match_suspicion(suspicion: Suspicion) -> tuple[ColumnElement[bool], ...]:
     return (
         node_suspicions.c.node_id == suspicion.node_id,
         node_suspicions.c.num_tests == suspicion.num_tests,

@@ -159,7 +159,7 @@ def view(tx: Transaction, *, limit: int = 1000, visible: Collection[str] | None 
         num_queued=tx.execute(select(func.count()).where(is_shown)).scalar_one(),
         projects=tuple(project_views(tx, visible)),
         held_back=tuple(
-            project for project in _held_back(tx, limit=limit) if visible is None or project.project in visible
+            project for project in _list_held_back(tx, limit=limit) if visible is None or project.project in visible
         ),
     )
 
@@ -199,11 +199,11 @@ def save_growth(tx: Transaction, answers: Sequence[HeldBack], versions: Mapping[
     """
     held = {answer.job_id: answer for answer in answers}
     written = []
-    for row in tx.execute(_running()).all():
+    for row in tx.execute(_select_running()).all():
         version = versions.get(row.id)
         if version is None:
             continue  # it has started since
-        after = _row(row, held.get(row.id), version, now)
+        after = _make_row(row, held.get(row.id), version, now)
         if after is None or not _differs(row, after, now):
             continue
         written.append(after)
@@ -217,9 +217,9 @@ def save_growth(tx: Transaction, answers: Sequence[HeldBack], versions: Mapping[
     return len(written)
 
 
-def _held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
+def _list_held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
     """The running jobs that are held back, oldest first."""
-    rows = tx.execute(_running().where(growth_answers.c.limit != ""))
+    rows = tx.execute(_select_running().where(growth_answers.c.limit != ""))
     answered = ((row, make_growth_answer(row)) for row in rows)
     held = [
         HeldBackJob(
@@ -237,7 +237,7 @@ def _held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
     return tuple(held[:limit])
 
 
-def _running() -> Any:
+def _select_running() -> Any:
     columns = (jobs.c.num, jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.priority, jobs.c.granted_workers)
     return (
         select(*columns, growth_answers.c.spec_version.label("answered_version"), *GROWTH_COLUMNS)
@@ -247,7 +247,7 @@ def _running() -> Any:
     )
 
 
-def _row(row: Row[Any], answer: HeldBack | None, version: int, now: float) -> dict[str, Any] | None:
+def _make_row(row: Row[Any], answer: HeldBack | None, version: int, now: float) -> dict[str, Any] | None:
     """The row of a job; None if there is nothing to remember of a job whose spec was never changed."""
     if answer is None and version == 1 and row.answered_version is None:
         return None
@@ -287,7 +287,7 @@ def project_views(tx: Transaction, visible: Collection[str] | None = None) -> li
     """The defined projects and those that have jobs, ended ones too, by name, each with what it uses itself; `visible`:
     of these alone."""
     known = defined_projects(tx)
-    queued, running, workers = _usage(tx, _OF_PROJECTS)
+    queued, running, workers = _count_usage(tx, _OF_PROJECTS)
     total = sum(workers.values())
     names = sorted({DEFAULT_PROJECT, *known, *tx.execute(_WITH_JOBS).scalars()})
     return [
@@ -359,7 +359,7 @@ def ancestors(known: Mapping[str, Project], name: str) -> Iterator[Project]:
         name = known[name].parent or ""
 
 
-def _usage(tx: Transaction, query: Select[Any]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+def _count_usage(tx: Transaction, query: Select[Any]) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Queued jobs, jobs with an attempt, and workers that these were granted, by project or user."""
     queued, running, workers = Counter[str](), Counter[str](), Counter[str]()
     for name, state, count, granted in tx.execute(query):
@@ -368,7 +368,7 @@ def _usage(tx: Transaction, query: Select[Any]) -> tuple[Counter[str], Counter[s
     return queued, running, workers
 
 
-def _usage_by(column: Column[str]) -> Select[Any]:
+def _select_usage(column: Column[str]) -> Select[Any]:
     return (
         select(column, jobs.c.state, func.count(), func.sum(jobs.c.granted_workers))
         .where(in_states((JobState.QUEUED, *ATTEMPT_STATES)))
@@ -376,7 +376,7 @@ def _usage_by(column: Column[str]) -> Select[Any]:
     )
 
 
-_OF_PROJECTS, _OF_USERS = _usage_by(jobs.c.project), _usage_by(jobs.c.user)
+_OF_PROJECTS, _OF_USERS = _select_usage(jobs.c.project), _select_usage(jobs.c.user)
 
 
 def _all_with_jobs() -> Select[Any]:
@@ -398,13 +398,13 @@ def defined_users(tx: Transaction, *, lock: bool = False) -> dict[str, User]:
 def user_views(tx: Transaction) -> list[UserView]:
     """The defined users and those who have jobs in the queue or with workers, by name."""
     known = defined_users(tx)
-    queued, running, workers = _usage(tx, _OF_USERS)
+    queued, running, workers = _count_usage(tx, _OF_USERS)
     return [
         UserView(
             name=name,
             is_defined=name in known,
-            max_running=_limits(known, name).max_running,
-            max_queued=_limits(known, name).max_queued,
+            max_running=_find_limits(known, name).max_running,
+            max_queued=_find_limits(known, name).max_queued,
             queued=queued[name],
             running=running[name],
             workers=workers[name],
@@ -436,7 +436,7 @@ def remove_user(tx: Transaction, name: str) -> None:
     tx.publish(f"user {name}", is_request=True)
 
 
-def _limits(known: dict[str, User], name: str) -> User:
+def _find_limits(known: dict[str, User], name: str) -> User:
     return known.get(name) or known.get(DEFAULT_USER) or User(name=name)
 
 
@@ -447,7 +447,7 @@ def _require_room_of_project(tx: Transaction, name: str) -> None:
         return
     defined_projects(tx, lock=True)  # two submissions at the same time count one after the other
     queued: Counter[str] = Counter()
-    for project, count in _usage(tx, _OF_PROJECTS)[0].items():
+    for project, count in _count_usage(tx, _OF_PROJECTS)[0].items():
         for ancestor in ancestors(known, project if project in known else DEFAULT_PROJECT):
             queued[ancestor.name] += count
     for ancestor in above:
@@ -456,9 +456,9 @@ def _require_room_of_project(tx: Transaction, name: str) -> None:
 
 
 def _require_room_of_user(tx: Transaction, name: str) -> None:
-    if _limits(defined_users(tx), name).max_queued is None:
+    if _find_limits(defined_users(tx), name).max_queued is None:
         return
-    most = _limits(defined_users(tx, lock=True), name).max_queued  # two submissions count one after the other
+    most = _find_limits(defined_users(tx, lock=True), name).max_queued  # two submissions count one after the other
     query = select(func.count()).where(jobs.c.state == JobState.QUEUED.value, jobs.c.user == name)
     queued = tx.execute(query).scalar_one()
     if most is not None and queued > most:

@@ -84,7 +84,7 @@ def apply_all(tx: Transaction, incoming: Sequence[Incoming]) -> None:
     going_on = [(report, reasons) for report, reasons in zip(incoming, dropped, strict=True) if not report.is_stale]
     _store_series(tx, [report for report, _ in going_on if report.is_new])
     changed = dict.fromkeys((report.job.id for report in incoming), False)
-    edits = [_applied(tx, report, reasons) for report, reasons in going_on]
+    edits = [_apply(tx, report, reasons) for report, reasons in going_on]
     for (incoming_report, _), has_changed in zip(going_on, save_all(tx, edits), strict=True):
         changed[incoming_report.job.id] = has_changed
     for report, reasons in zip(incoming, dropped, strict=True):
@@ -115,7 +115,7 @@ def _note(tx: Transaction, incoming: Incoming, dropped: Sequence[DropReason], *,
         tx.publish(job_id, is_request=reports.end is not None or reports.stacks is not None)
 
 
-def _applied(tx: Transaction, incoming: Incoming, dropped: list[DropReason]) -> JobEdit:
+def _apply(tx: Transaction, incoming: Incoming, dropped: list[DropReason]) -> JobEdit:
     edit, reports = JobEdit(tx, incoming.job, incoming.now), incoming.reports
     if incoming.is_new:
         _store_items(edit, reports)
@@ -146,10 +146,10 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
         edit.add_event(event)
         archives.restore_code(edit, event)
     if reports.incidents:
-        of_attempt = [_with_findings(tx, job.num, reports.attempt, incident) for incident in reports.incidents]
-        upsert(tx, incidents, [_row(incidents, job.num, incident) for incident in of_attempt])
+        of_attempt = [_add_findings(tx, job.num, reports.attempt, incident) for incident in reports.incidents]
+        upsert(tx, incidents, [_make_row(incidents, job.num, incident) for incident in of_attempt])
     saved = [_with_history(tx, job.num, checkpoint) for checkpoint in reports.checkpoints]
-    upsert(tx, checkpoints, [_row(checkpoints, job.num, checkpoint) for checkpoint in saved])
+    upsert(tx, checkpoints, [_make_row(checkpoints, job.num, checkpoint) for checkpoint in saved])
     if any(item_view.state is CheckpointState.COMMITTED for item_view in saved):
         edit.set(**RELEASED)
     if times_s := [point.step_s for point in reports.series if point.val_loss is None]:  # else it repeats its step
@@ -162,7 +162,7 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     edit.add_lines(reports.logs)
 
 
-def _with_findings(tx: Transaction, job_num: int, attempt: int, incident: IncidentView) -> IncidentView:
+def _add_findings(tx: Transaction, job_num: int, attempt: int, incident: IncidentView) -> IncidentView:
     """Makes it the incident of this attempt, with the stacks and the suspect that are stored. A supervisor that was
     restarted does not know them."""
     kept = {"stacks": incident.stacks, "suspect": incident.suspect}
@@ -283,7 +283,7 @@ _TOTALS = select(func.count(), func.coalesce(func.sum(incidents.c.steps_lost), 0
 """Incidents, and the steps that they have lost."""
 
 
-def _row(table: Table, job_num: int, view: IncidentView | CheckpointView) -> dict[str, Any]:
+def _make_row(table: Table, job_num: int, view: IncidentView | CheckpointView) -> dict[str, Any]:
     """Make the row of a document, with those of its fields that are columns too."""
     columns = view.model_dump(mode="json", include={*table.c.keys()})
     return {**columns, "job_num": job_num, "document": view.model_dump_json()}

@@ -162,7 +162,7 @@ def _take(tx: Transaction, arrived: Mapping[int, Arrived]) -> dict[int, Outcome]
     reported: list[dict[str, Any]] = []
     for index, sent in arrived.items():
         job = known.get(sent.caller.job_id)
-        outcome = _verdict(job, tokens.get(job.num) if job is not None else None, sent)
+        outcome = _find_refusal(job, tokens.get(job.num) if job is not None else None, sent)
         if outcome is not None:
             outcomes[index] = outcome
             continue
@@ -186,7 +186,7 @@ def _take(tx: Transaction, arrived: Mapping[int, Arrived]) -> dict[int, Outcome]
     return outcomes
 
 
-def _verdict(job: JobRecord | None, token: Row[Any] | None, arrived: Arrived) -> Outcome | None:
+def _find_refusal(job: JobRecord | None, token: Row[Any] | None, arrived: Arrived) -> Outcome | None:
     """Why a report is refused; None if it is not."""
     caller, reports = arrived.caller, arrived.report.reports
     is_own = (

@@ -91,11 +91,11 @@ def mean(rows: Sequence[SystemRow]) -> SystemRow:
     return SystemRow(
         last.at,
         last.generation,
-        {name: _mean([row.columns[name] for row in rows if name in row.columns]) for name in names},
+        {name: _average([row.columns[name] for row in rows if name in row.columns]) for name in names},
     )
 
 
-def _mean(columns: Sequence[Column]) -> Column:
+def _average(columns: Sequence[Column]) -> Column:
     total = np.zeros(max(map(len, columns)))
     count = np.zeros(len(total))
     for column in columns:
@@ -114,7 +114,7 @@ def pack(row: SystemRow) -> bytes:
 
 def unpack(data: bytes, pick: Pick) -> dict[str, Column]:
     """The columns of these metrics, as far as the row has them."""
-    raw, names, offset = _opened(data)
+    raw, names, offset = _unpack_header(data)
     columns = {}
     for name, count in names.items():
         if pick == "all" or name in pick:
@@ -125,10 +125,10 @@ def unpack(data: bytes, pick: Pick) -> dict[str, Column]:
 
 def list_metrics(data: bytes) -> Collection[str]:
     """Names of the metrics that a row has."""
-    return _opened(data)[1].keys()
+    return _unpack_header(data)[1].keys()
 
 
-def _opened(data: bytes) -> tuple[bytes, dict[str, int], int]:
+def _unpack_header(data: bytes) -> tuple[bytes, dict[str, int], int]:
     """What is in the bytes, the number of ranks by metric, and where the numbers begin."""
     raw = zlib.decompress(data)
     (length,) = struct.unpack_from("<I", raw)
@@ -142,12 +142,12 @@ def by_rank(rows: Sequence[SystemRow], metric: str) -> list[tuple[float | None, 
     table = np.full((max(map(len, columns), default=0), len(columns)), np.nan)
     for index, column in enumerate(columns):
         table[: len(column), index] = column
-    shown = _rounded(table).astype(object)
+    shown = _round(table).astype(object)
     shown[np.isnan(table)] = None
     return list(map(tuple, shown.tolist()))
 
 
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _round(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """To as many digits as a 32-bit number has, so that JSON is short: 0.1 in place of 0.10000000149011612. A product
     or a quotient of two exact numbers is the number closest to the decimal, from 1e-16 to 1e28. Smaller numbers have
     fewer digits, larger ones more."""
@@ -161,7 +161,8 @@ def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class RankSet(Protocol):
-    def __contains__(self, rank: object, /) -> bool: ...
+    def __contains__(self, rank: object, /) -> bool:
+        """Return True if this rank is shown."""
 
 
 def add(tx: Transaction, job_num: int, samples: Sequence[SystemSample]) -> None:
@@ -169,7 +170,7 @@ def add(tx: Transaction, job_num: int, samples: Sequence[SystemSample]) -> None:
     if not samples:
         return
     finest, newest_at = LEVELS[0], samples[-1].at
-    upsert(tx, system_samples, list(_documents(job_num, finest, in_buckets(map(make_row, samples), finest))))
+    upsert(tx, system_samples, list(_make_documents(job_num, finest, in_buckets(map(make_row, samples), finest))))
     written = [finest]
     for below, width in pairwise(LEVELS):
         if not _roll_up(tx, job_num, below, width, until=bucket_of(newest_at, width)):
@@ -227,7 +228,9 @@ def _roll_up(tx: Transaction, job_num: int, below: float, width: float, *, until
         )
         .order_by(system_samples.c.bucket)
     )
-    documents = list(_documents(job_num, width, in_buckets((_row(row, "all") for row in tx.execute(query)), width)))
+    documents = list(
+        _make_documents(job_num, width, in_buckets((_make_row(row, "all") for row in tx.execute(query)), width))
+    )
     upsert(tx, system_samples, documents)
     return bool(documents)
 
@@ -246,7 +249,7 @@ def _rows_after(tx: Transaction, job_num: int, coarsest: float, after: float, pi
         )
         for row in tx.execute(query):
             after = row.at
-            yield _row(row, pick)
+            yield _make_row(row, pick)
 
 
 def _known_metrics(tx: Transaction, job_num: int) -> tuple[SystemMetric, ...]:
@@ -257,7 +260,7 @@ def _known_metrics(tx: Transaction, job_num: int) -> tuple[SystemMetric, ...]:
     return tuple(metric for metric in SystemMetric if metric.value in named)
 
 
-def _documents(job_num: int, width: float, rows: Iterable[SystemRow]) -> Iterator[dict[str, Any]]:
+def _make_documents(job_num: int, width: float, rows: Iterable[SystemRow]) -> Iterator[dict[str, Any]]:
     for row in rows:
         yield {
             "job_num": job_num,
@@ -269,5 +272,5 @@ def _documents(job_num: int, width: float, rows: Iterable[SystemRow]) -> Iterato
         }
 
 
-def _row(stored: Row[Any], pick: Pick) -> SystemRow:
+def _make_row(stored: Row[Any], pick: Pick) -> SystemRow:
     return SystemRow(stored.at, stored.generation, unpack(stored.data, pick))

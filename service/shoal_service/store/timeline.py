@@ -61,11 +61,11 @@ def read(tx: Transaction, *, since: float, until: float, visible: Collection[str
     lanes = []
     changes: list[Change] = []
     for place, row in enumerate(rows):
-        samples = _samples(tx, row.num, since, until)
-        windows.setdefault(row.project, Window(edges)).add(_accounts(row, samples))
+        samples = _read_samples(tx, row.num, since, until)
+        windows.setdefault(row.project, Window(edges)).add(_list_accounts(row, samples))
         if place < MAX_JOBS:
-            lanes.append(_lane(row, samples, since))
-            changes += _changes(tx, row, since, until, lanes[-1])
+            lanes.append(_make_lane(row, samples, since))
+            changes += _list_changes(tx, row, since, until, lanes[-1])
     newest_changes = connected(changes)[::-1][:MAX_CHANGES]
     by_id = {row.id: row for row in rows}
     return FleetTimeline(
@@ -75,7 +75,7 @@ def read(tx: Transaction, *, since: float, until: float, visible: Collection[str
         num_left_out=int(len(rows) > MAX_JOBS),
         decisions=tuple(_make_view(change, by_id) for change in newest_changes),
         edges=tuple(edges),
-        projects=tuple(_goodput(project, window) for project, window in sorted(windows.items())),
+        projects=tuple(_make_goodput(project, window) for project, window in sorted(windows.items())),
     )
 
 
@@ -95,9 +95,9 @@ def usage(
     sums: dict[tuple[int, str], tuple[float, float, int]] = defaultdict(lambda: (0.0, 0.0, 0))
     for row in tx.execute(query):
         crossed = [edge for edge in edges if row.created_at < edge < (row.ended_at or edges[-1])]
-        samples = {sample.at: sample for edge in crossed for sample in _around(tx, row.num, edge)}
+        samples = {sample.at: sample for edge in crossed for sample in _read_around(tx, row.num, edge)}
         window = Window(edges)
-        window.add(_accounts(row, [samples[at] for at in sorted(samples)]))
+        window.add(_list_accounts(row, [samples[at] for at in sorted(samples)]))
         spent = {account: amounts for account, amounts in window.by_account.items() if account not in _NOT_USED}
         for index in range(len(edges) - 1):
             used_s = sum(amounts[index] for amounts in spent.values())
@@ -118,7 +118,7 @@ def usage(
     )
 
 
-def _around(tx: Transaction, num: int, at: float) -> Sequence[Any]:
+def _read_around(tx: Transaction, num: int, at: float) -> Sequence[Any]:
     """The newest sample up to a time, and the first one after it."""
     query = select(*_COLUMNS).where(job_samples.c.job_num == num).limit(1)
     before = query.where(job_samples.c.at <= at).order_by(job_samples.c.at.desc())
@@ -126,7 +126,7 @@ def _around(tx: Transaction, num: int, at: float) -> Sequence[Any]:
     return (*tx.execute(before), *tx.execute(after))
 
 
-def _samples(tx: Transaction, num: int, since: float, until: float) -> Sequence[Any]:
+def _read_samples(tx: Transaction, num: int, since: float, until: float) -> Sequence[Any]:
     """The newest sample up to the beginning of the window, and those within it."""
     query = select(*_COLUMNS).where(job_samples.c.job_num == num)
     before = query.where(job_samples.c.at <= since).order_by(job_samples.c.at.desc()).limit(1)
@@ -134,7 +134,7 @@ def _samples(tx: Transaction, num: int, since: float, until: float) -> Sequence[
     return (*tx.execute(before), *tx.execute(within))
 
 
-def _lane(row: Any, samples: Sequence[Any], since: float) -> TimelineJob:
+def _make_lane(row: Any, samples: Sequence[Any], since: float) -> TimelineJob:
     """Make the columns of a job: samples that differ in nothing but the time are one stretch."""
     changes = groupby(samples, lambda sample: (sample.workers, sample.granted, sample.state))
     stretches = [(max(next(stretch).at, since), *values) for values, stretch in changes]
@@ -151,7 +151,7 @@ def _lane(row: Any, samples: Sequence[Any], since: float) -> TimelineJob:
     )
 
 
-def _changes(tx: Transaction, row: Any, since: float, until: float, lane: TimelineJob) -> list[Change]:
+def _list_changes(tx: Transaction, row: Any, since: float, until: float, lane: TimelineJob) -> list[Change]:
     query = select(events.c.at, events.c.type, events.c.data).where(
         events.c.job_num == row.num, events.c.type.in_(_TYPES), events.c.at >= since, events.c.at <= until
     )
@@ -164,7 +164,7 @@ def _changes(tx: Transaction, row: Any, since: float, until: float, lane: Timeli
         data = json.loads(event.data)
         if event.type == IncidentOpened.type and not data["ranks"]:
             known = read_incidents(tx, row.id, newest=_MAX_OF_JOB) if known is None else known
-            data |= _learned(event.at, data["id"], known)
+            data |= _find_learned(event.at, data["id"], known)
         change = _change(row, event.at, event.type, data, granted, in_group)
         if event.type == IncidentOpened.type:
             in_group = data["workers"] - len(data["ranks"])
@@ -176,7 +176,7 @@ def _changes(tx: Transaction, row: Any, since: float, until: float, lane: Timeli
     return changes
 
 
-def _learned(at: float, number: int, known: Sequence[IncidentView]) -> dict[str, Any]:
+def _find_learned(at: float, number: int, known: Sequence[IncidentView]) -> dict[str, Any]:
     """What an incident that opened at this time has learned since: a survivor may report that its collective failed
     before anybody knows which worker was lost. Numbers begin anew with each attempt."""
     same = [incident for incident in known if incident.id == number and abs(incident.at - at) < _SAME_S]
@@ -244,7 +244,7 @@ def _make_view(change: Change, by_id: Mapping[str, Any]) -> TimelineChange:
     )
 
 
-def _accounts(row: Any, samples: Sequence[Any]) -> list[tuple[float, dict[str, float]]]:
+def _list_accounts(row: Any, samples: Sequence[Any]) -> list[tuple[float, dict[str, float]]]:
     """The job's accounts over time, from its creation to its newest status."""
     totals: list[tuple[float, dict[str, float]]] = [(row.created_at, {})]
     totals += [(sample.at, json.loads(sample.seconds)) for sample in samples if sample.at > row.created_at]
@@ -255,7 +255,7 @@ def _accounts(row: Any, samples: Sequence[Any]) -> list[tuple[float, dict[str, f
     return totals
 
 
-def _goodput(project: str, window: Window) -> ProjectGoodput:
+def _make_goodput(project: str, window: Window) -> ProjectGoodput:
     totals = window.totals()
     seconds = {category: totals[category] for category in Category if totals.get(category)}
     causes = {cause: totals[recovering(cause)] for cause in IncidentCause if totals.get(recovering(cause))}

@@ -105,7 +105,7 @@ class CheckpointCoordinator:
             try:
                 await asyncio.to_thread(self._require_current)
                 job_id, attempt = state.config.job_id, state.config.attempt
-                marker = await self._answered(
+                marker = await self._wait_for_answer(
                     partial(self._catalog.commit, parts, job_id=job_id, attempt=attempt, now=self._clock.time()), state
                 )
             except Exception as error:
@@ -145,7 +145,7 @@ class CheckpointCoordinator:
             )
         )
 
-    async def _answered(self, call: Callable[[], T], state: Attempt) -> T:
+    async def _wait_for_answer(self, call: Callable[[], T], state: Attempt) -> T:
         """Waits for a blocking call, and returns its result. Its thread cannot be ended, so none is started beside one
         that hangs."""
         limit_s = state.config.timeouts.commit_s
@@ -175,14 +175,14 @@ class CheckpointCoordinator:
 
     async def _remove_torn(self, state: Attempt) -> None:
         committing = _parse(state.checkpoints.committing)
-        await asyncio.to_thread(self._catalog.remove_torn, in_flight=committing, by=self._deleter(state))
+        await asyncio.to_thread(self._catalog.remove_torn, in_flight=committing, by=self._make_deleter(state))
 
-    def _deleter(self, state: Attempt) -> Deleter:
+    def _make_deleter(self, state: Attempt) -> Deleter:
         return Deleter(state.config.attempt, state.life, self._require_current)
 
     async def _retain(self, state: Attempt) -> None:
         try:
-            deleted = await self._answered(
+            deleted = await self._wait_for_answer(
                 partial(
                     self._catalog.retain,
                     self._config.spec.checkpoint.keep,
@@ -190,7 +190,7 @@ class CheckpointCoordinator:
                     in_flight=_parse(n for n in state.checkpoints.committing if n not in self._committed),
                     pinned=_parse(state.target.pinned),
                     best=state.history.standing.kept_steps if state.history.standing is not None else (),
-                    by=self._deleter(state),
+                    by=self._make_deleter(state),
                 ),
                 state,
             )
@@ -238,17 +238,17 @@ class CheckpointCatalog:
             place.remove(probe)
         except OSError as error:
             raise StorageUnusable(
-                self._root, _in_one_line(error), _way_out(self._root), is_final=_is_final(error)
+                self._root, _in_one_line(error), _describe_way_out(self._root), is_final=_is_final(error)
             ) from error
         if content != probe.encode():
             reason = f"{len(probe)} bytes were written, but {len(content)} different bytes were read back"
-            raise StorageUnusable(self._root, reason, _way_out(self._root))
+            raise StorageUnusable(self._root, reason, _describe_way_out(self._root))
 
     def begin(self, attempt: int) -> None:
         """Notes which checkpoints are there when the attempt begins. An earlier attempt may still train in a cluster
         that was given up; what it commits from now on never counts. Repeating it is harmless."""
         root = open_job_directory(self._root)
-        beginnings.begin(root, attempt, _listed_later(root))
+        beginnings.begin(root, attempt, _list_when_iterated(root))
 
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
         """Makes a checkpoint of the parts of all ranks. Repeating it is harmless.
@@ -267,7 +267,7 @@ class CheckpointCatalog:
     def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
         damaged: list[tuple[CheckpointName, DamagedCheckpoint]] = []
         newest_there: CheckpointName | None = None
-        for name in self._counting():
+        for name in self._list_counting():
             if name in excluding:
                 if newest_there is None and self.has_marker(name):
                     newest_there = name
@@ -284,7 +284,7 @@ class CheckpointCatalog:
 
     def markers(self) -> list[tuple[CheckpointName, CommitMarker]]:
         """Every committed checkpoint, newest first, without those with a damaged marker."""
-        numbered = ((name, self._marker(name)) for name in self._counting())
+        numbered = ((name, self._read_marker(name)) for name in self._list_counting())
         return [(name, marker) for name, marker in numbered if marker is not None]
 
     def verify(self, name: CheckpointName, advanced: Callable[[int, int], None] = lambda read, of: None) -> None:
@@ -338,7 +338,7 @@ class CheckpointCatalog:
         """
         if beginnings.later_attempt(open_job_directory(self._root), by.attempt) is not None:
             return []  # the later attempt goes on from one of them
-        names = self._names()
+        names = self._list_names()
         committed = [name for name, _ in self.markers()]
         uncommitted = [name for name in names if name not in committed]
         pinned = {*pinned, *best_names(committed, damaged, best)}
@@ -363,7 +363,7 @@ class CheckpointCatalog:
         """Deletes every directory without a marker, even a damaged one, and returns their names. Call it only after all
         writers have ended."""
         gone = []
-        for name in self._names():
+        for name in self._list_names():
             place = self._open(name)
             if name not in in_flight and MARKER_NAME not in place.files() and by.may_delete(name):
                 place.remove_tree()
@@ -378,23 +378,23 @@ class CheckpointCatalog:
     def _open(self, name: CheckpointName) -> Directory:
         return open_job_directory(self._root).child(str(name))
 
-    def _names(self) -> list[CheckpointName]:
+    def _list_names(self) -> list[CheckpointName]:
         return checkpoint_names(open_job_directory(self._root))
 
-    def _counting(self) -> list[CheckpointName]:
+    def _list_counting(self) -> list[CheckpointName]:
         """Leaves out the checkpoints that an earlier attempt has committed after a later one had begun."""
         root = open_job_directory(self._root)
         newest = beginnings.newest_beginning(root)
         return [name for name in checkpoint_names(root) if newest.counts(name)]
 
-    def _marker(self, name: CheckpointName) -> CommitMarker | None:
+    def _read_marker(self, name: CheckpointName) -> CommitMarker | None:
         try:
             return marker_in(self._open(name))
         except DamagedCheckpoint:
             return None
 
 
-def _listed_later(root: Directory) -> Iterator[CheckpointName]:
+def _list_when_iterated(root: Directory) -> Iterator[CheckpointName]:
     """Lists the directories when it is iterated."""
     yield from checkpoint_names(root)
 
@@ -412,7 +412,7 @@ def _in_one_line(error: OSError) -> str:
     return reason if type(error) is OSError else f"{type(error).__name__}: {reason}"
 
 
-def _way_out(root: str) -> str:
+def _describe_way_out(root: str) -> str:
     if "://" in root and not root.startswith("file://"):
         return (
             "Check that the bucket exists, that the credentials in the environment of every node may read, write and "
@@ -432,12 +432,12 @@ def why_unreadable(root: str, name: str) -> str:
         root: URL of the job's directory.
     """
     try:
-        return _why_not(root, name)
+        return _explain_missing(root, name)
     except (OSError, ValueError, ImportError) as error:
         return f"{root} cannot be read: {type(error).__name__}: {error}"
 
 
-def _why_not(root: str, name: str) -> str:
+def _explain_missing(root: str, name: str) -> str:
     if not name:
         try:
             open_job_directory(root).files()

@@ -178,7 +178,8 @@ class HomeLink(Protocol):
     """The requests of a supervisor to the service, each on its own thread. They raise Unavailable, Rejected and
     Superseded."""
 
-    def report(self, report: HomeReport) -> ReportReceipt: ...
+    def report(self, report: HomeReport) -> ReportReceipt:
+        """Send a report, and return what is stored by then. It can be repeated."""
 
     def directive(self, after: int, wait_s: float) -> DirectiveAnswer:
         """Wait until there is a directive with another number than `after`, or for `wait_s` seconds."""

@@ -14,10 +14,9 @@ through the protocols in `World`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar, assert_never
 
@@ -192,7 +191,7 @@ class Executor:
     def _call_on_loop(self, function: Callable[[T], None], argument: T) -> None:
         """Call the function on the loop; from any thread."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the attempt is over
+            with suppress(RuntimeError):  # the loop is closed: the attempt is over
                 self._loop.call_soon_threadsafe(function, argument)
 
     def _follow(self, directive: Directive) -> None:
@@ -215,7 +214,7 @@ class Executor:
         self._avoid()
 
     def _avoid(self) -> None:
-        event = _avoided_nodes(self._state, self._directive, self._nodes)
+        event = _find_avoided_nodes(self._state, self._directive, self._nodes)
         if event is not None:
             self._post(event)
 
@@ -293,7 +292,7 @@ class Executor:
                 _log.info("worker.kill", extra={"worker": self._worker_id(index), "reason": reason})
                 self._kill(index, number)
             case Run() | Interrupt() | RequestYield() | NoteCommit() | RequestSnapshotParts() | CompareModels():
-                if client := self._client(command.index):
+                if client := self._find_client(command.index):
                     client.perform(command)
             case FindCheckpoint():
                 self._spawn(self._coordinator.find(command))
@@ -311,7 +310,7 @@ class Executor:
         worker = self._state.pool.worker(index)
         return worker.worker_id if worker is not None else str(index)
 
-    def _client(self, index: int) -> WorkerClient | None:
+    def _find_client(self, index: int) -> WorkerClient | None:
         """The client of a worker; None if the worker has ended, and its loss is in the queue."""
         return self._clients.get(index) if self._fleet.knows(index) else None
 
@@ -437,14 +436,12 @@ async def _keep_files(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: f
     """Let a worker of a node store what the program has written there. `limit_s`: for each answer."""
     until_mono = clock.monotonic() + _KEEP_FILES_S
     for index in indexes:
-        try:
+        with suppress(WorkerCallError, TimeoutError):
             while (is_kept := await clock.wait_for(fleet.keep_files(index), limit_s)) is None:
                 if clock.monotonic() > until_mono:
                     return
             if is_kept:
                 return
-        except (WorkerCallError, TimeoutError):
-            continue
 
 
 async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: float) -> int | None:
@@ -454,15 +451,13 @@ async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s
         limit_s: for the answer of each.
     """
     for index in indexes:
-        try:
+        with suppress(WorkerCallError, TimeoutError):
             await clock.wait_for(fleet.forget_snapshots(index), limit_s)
             return index
-        except (WorkerCallError, TimeoutError):
-            continue
     return None
 
 
-def _avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
+def _find_avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
     """The nodes that the control plane or Ray excludes; None if the attempt knows them already. Ray's deadline replaces
     the control plane's, since Ray enforces it."""
     avoided = {node.node_id: node for node in (directive.avoid if directive is not None else ())}

@@ -274,7 +274,7 @@ class ProfileTaker:
             self._take(Looked())
 
     def _take(self, event: ProfileEvent) -> None:
-        self._state, commands = step(self._state, event, _facts(self._context.state()), self._context.clock.time())
+        self._state, commands = step(self._state, event, _make_facts(self._context.state()), self._context.clock.time())
         for command in commands:
             match command:
                 case Send():
@@ -298,7 +298,7 @@ class ProfileTaker:
                 return
 
 
-def _facts(state: Attempt) -> GroupFacts:
+def _make_facts(state: Attempt) -> GroupFacts:
     return GroupFacts(
         generation=state.group.generation,
         is_running=state.stage is Stage.RUNNING,

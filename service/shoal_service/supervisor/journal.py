@@ -140,18 +140,23 @@ def parse_entry(raw: bytes | str) -> JournalEntry:
 class KeyValueStore(Protocol):
     """One namespace of the head's key-value store; `cluster.gcs.GcsKeyValueStore`. Every call raises GcsUnavailable."""
 
-    def get(self, key: bytes) -> bytes | None: ...
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value; None if there is no such key."""
 
-    def put(self, key: bytes, value: bytes) -> None: ...
+    def put(self, key: bytes, value: bytes) -> None:
+        """Store the value, in place of an earlier one."""
 
     def add(self, key: bytes, value: bytes) -> bool:
         """Puts only if the key is absent; False: it is there. Atomic."""
 
-    def keys(self, prefix: bytes) -> list[bytes]: ...
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """Return all keys that begin with the prefix, in no order."""
 
-    def delete(self, key: bytes) -> None: ...
+    def delete(self, key: bytes) -> None:
+        """Delete the key, if it exists."""
 
-    def delete_all(self, prefix: bytes) -> None: ...
+    def delete_all(self, prefix: bytes) -> None:
+        """Delete all keys that begin with the prefix."""
 
 
 def num_lives(store: KeyValueStore, job_id: str, attempt: int) -> int:
@@ -200,18 +205,20 @@ class GcsJournal:
         return self._read()[0]
 
     def begin(self, now: float) -> RecoveredState:
-        life = max((_number(key) for key in self._keys("life")), default=0) + 1
+        life = max((_parse_number(key) for key in self._list_keys("life")), default=0) + 1
         while not self._claim(life, now):
             life += 1  # another one was faster, or the answer to this very request was lost
         self.life = life
         entry, num_lost = self._read()
         raw_epoch = self._retry_until_reachable(lambda: self._store.get(f"{self._root}/epoch".encode()))
-        return RecoveredState(life, self._starts(), entry, int(raw_epoch) if raw_epoch is not None else 0, num_lost)
+        return RecoveredState(
+            life, self._read_starts(), entry, int(raw_epoch) if raw_epoch is not None else 0, num_lost
+        )
 
     def require_current(self) -> None:
         """Ends this process if it has a successor, or if its attempt was removed. The successor would do everything a
         second time that this process did next."""
-        mine, next_one = (self._key("life", life) for life in (self.life, self.life + 1))
+        mine, next_one = (self._make_key("life", life) for life in (self.life, self.life + 1))
         if (
             self._retry_until_reachable(lambda: self._store.get(mine)) is None
             or self._retry_until_reachable(lambda: self._store.get(next_one)) is not None
@@ -282,9 +289,9 @@ class GcsJournal:
 
     def _read(self) -> tuple[JournalEntry | None, int]:
         """Reads the newest entry with its changes, and the number of records that are lost."""
-        newest = max(self._keys("entry"), default=None)
+        newest = max(self._list_keys("entry"), default=None)
         while newest is not None and (raw := self._get(newest)) is not None:
-            records = [self._get(key) for key in self._keys(f"change/{_number(newest):06d}")]
+            records = [self._get(key) for key in self._list_keys(f"change/{_parse_number(newest):06d}")]
             if raw == self._get(newest):  # else a predecessor that still runs may have deleted some of these records
                 replay = replayed(raw, [record for record in records if record is not None])
                 if replay.num_lost:
@@ -293,7 +300,7 @@ class GcsJournal:
         return None, 0
 
     def _claim(self, life: int, now: float) -> bool:
-        return self._retry_until_reachable(lambda: self._store.add(self._key("life", life), repr(now).encode()))
+        return self._retry_until_reachable(lambda: self._store.add(self._make_key("life", life), repr(now).encode()))
 
     def _write_until_fault(self) -> None:
         try:
@@ -329,7 +336,7 @@ class GcsJournal:
         """Writes the entry, or what has changed since the last one. A supervisor that was cut off learns here that it
         has a successor."""
         number, record = self._records.next(entry)
-        key = self._key("entry", self.life)
+        key = self._make_key("entry", self.life)
         if number is not None:
             key = f"{self._root}/change/{self.life:06d}/{number:06d}".encode()
         self._asked = HeadWait(time.monotonic(), len(record))
@@ -356,21 +363,21 @@ class GcsJournal:
     def _delete_older_entries(self) -> None:
         with suppress(GcsUnavailable):  # they go with the attempt
             for key in self._store.keys(f"{self._root}/entry/".encode()):
-                if _number(key) < self.life:
+                if _parse_number(key) < self.life:
                     self._store.delete(key)
-                    self._store.delete_all(f"{self._root}/change/{_number(key):06d}/".encode())
+                    self._store.delete_all(f"{self._root}/change/{_parse_number(key):06d}/".encode())
 
-    def _starts(self) -> list[float]:
-        raws = (self._get(key) for key in self._keys("life")[-_MAX_STARTS:])
+    def _read_starts(self) -> list[float]:
+        raws = (self._get(key) for key in self._list_keys("life")[-_MAX_STARTS:])
         return [float(raw) for raw in raws if raw is not None]
 
-    def _keys(self, what: str) -> list[bytes]:
+    def _list_keys(self, what: str) -> list[bytes]:
         return sorted(self._retry_until_reachable(lambda: self._store.keys(f"{self._root}/{what}/".encode())))
 
     def _get(self, key: bytes) -> bytes | None:
         return self._retry_until_reachable(lambda: self._store.get(key))
 
-    def _key(self, what: str, life: int) -> bytes:
+    def _make_key(self, what: str, life: int) -> bytes:
         return f"{self._root}/{what}/{life:06d}".encode()
 
     def _retry_until_reachable(self, call: Callable[[], _T]) -> _T:
@@ -381,7 +388,7 @@ class GcsJournal:
                 time.sleep(_RETRY_S)  # the head does not announce its return
 
 
-def _number(key: bytes) -> int:
+def _parse_number(key: bytes) -> int:
     return int(key.rpartition(b"/")[2])
 
 
@@ -396,7 +403,7 @@ class UnansweredOrders:
         """The orders as they are in the journal, by number."""
         self.num_issued = 0
         if entry is not None:
-            self.by_number = {issued.id: _whole(issued.order, entry.state) for issued in entry.issued or ()}
+            self.by_number = {issued.id: _restore_source(issued.order, entry.state) for issued in entry.issued or ()}
             self.num_issued = entry.num_orders
 
     def issue(self, commands: Iterable[Command]) -> list[int]:
@@ -436,7 +443,7 @@ def _without_source(order: Order) -> Order:
     return replace(order, assignment=order.assignment.model_copy(update={"restore_snapshot": None}))
 
 
-def _whole(order: Order, state: Attempt) -> Order:
+def _restore_source(order: Order, state: Attempt) -> Order:
     """Puts the source back, so that the command is as it was issued."""
     if not isinstance(order, Run) or order.assignment.generation != state.group.generation:
         return order

@@ -67,13 +67,13 @@ class Records(Generic[Entry]):
         before, self._entry = self._entry, entry
         num_changes = self._num_all - self._first + 1
         if before is None or is_entry_due(self._entry_bytes, num_changes, self._changes_bytes):
-            return None, self._whole(entry)
+            return None, self._join_entry(entry)
         change = changed_fields(before, entry, type(entry).model_fields)
         if change is None:
             return self._num_all, b""
         record = encode(self._base, num_changes + 1, change)
         if len(record) >= self._entry_bytes:
-            return None, self._whole(entry)
+            return None, self._join_entry(entry)
         self._num_all += 1
         self._changes_bytes += len(record)
         return self._num_all, record
@@ -83,7 +83,7 @@ class Records(Generic[Entry]):
         void, self._void = self._void, []
         return void
 
-    def _whole(self, entry: Entry) -> bytes:
+    def _join_entry(self, entry: Entry) -> bytes:
         raw = whole(entry)
         self._base, self._entry_bytes, self._changes_bytes = make_digest(raw), len(raw), 0
         self._void += range(self._first, self._num_all + 1)
@@ -121,14 +121,14 @@ def whole(entry: BaseModel) -> bytes:
 def encode(base: str, number: int, change: Change) -> bytes:
     """Makes a record of changes. `base`: digest of the entry; `number`: from 1 for each entry."""
     try:
-        text = to_json(change, by_alias=False, fallback=_plain)
+        text = to_json(change, by_alias=False, fallback=_make_plain)
     except PydanticSerializationError:  # text that has no UTF-8
-        text = to_json(plain(to_jsonable_python(change, by_alias=False, fallback=_plain)))
+        text = to_json(plain(to_jsonable_python(change, by_alias=False, fallback=_make_plain)))
     head = json.dumps({"base": base, "number": number, "check": zlib.crc32(text)}).encode()
     return head[:-1] + b', "change": ' + text + b"}"
 
 
-def _plain(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     match value:
         case IntMap():
             return dict(value)
@@ -178,7 +178,7 @@ def changes(before: Any, after: Any) -> Change | None:
         case tuple():
             return _changed_items(before, after)
         case IntMap():
-            return _changed_entries(*_differing(before, after))
+            return _changed_entries(*_find_differing(before, after))
         case Mapping():
             return _changed_entries(before, after)
         case _:
@@ -205,7 +205,7 @@ def applied(document: Any, change: Change) -> Any:
         case {"fields": changed}:
             return document | {name: applied(document[name], value) for name, value in changed.items()}
         case {"items": parts}:
-            return [item for part in parts for item in _items(document, part)]
+            return [item for part in parts for item in _cut_items(document, part)]
         case _:
             kept = {key: value for key, value in document.items() if key not in change["without"]}
             return kept | {key: applied(document.get(key), value) for key, value in change["entries"].items()}
@@ -273,7 +273,7 @@ def _join(parts: list[Any], more: list[Any]) -> None:
             parts.append(part)
 
 
-def _differing(before: IntMap[Any], after: IntMap[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+def _find_differing(before: IntMap[Any], after: IntMap[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
     """The entries that only one of the two leaves has."""
     here, there = ({id(leaf) for leaf in entries.leaves} for entries in (before, after))
     of_before = {key: value for leaf in before.leaves if id(leaf) not in there for key, value in leaf.items()}
@@ -281,7 +281,7 @@ def _differing(before: IntMap[Any], after: IntMap[Any]) -> tuple[dict[int, Any],
     return of_before, of_after
 
 
-def _items(document: list[Any], part: Any) -> list[Any]:
+def _cut_items(document: list[Any], part: Any) -> list[Any]:
     if isinstance(part, dict):
         return [applied(document[part["at"]], part["change"]) if "at" in part else part["value"]]
     first, number = part

@@ -76,11 +76,18 @@ class WorkerCalls(Protocol):
         """Runs a generation on a worker. It can be repeated: a generation that the worker has begun is not begun
         again."""
 
-    async def join(self, index: int, generation: int) -> WorkerExit: ...
+    async def join(self, index: int, generation: int) -> WorkerExit:
+        """Return the result of a `run` call of this generation whose answer was lost. It can be repeated."""
 
-    async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> WorkerPoll: ...
+    async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
+        """Return the reports with a number above `after`, and wait up to `wait_s` seconds for the first one.
 
-    async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]: ...
+        Args:
+            acknowledged: the worker drops the reports up to this number.
+        """
+
+    async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]:
+        """Return the parts of snapshots in the memory of the worker's node."""
 
     async def model_shape(self, index: int) -> ModelShape | None:
         """Shape of the model that the worker trains; None if it has trained none yet."""
@@ -89,11 +96,18 @@ class WorkerCalls(Protocol):
         """Lets the worker's task build the model, of which nothing is kept. The worker must be warm and not in
         `run`."""
 
-    async def interrupt(self, index: int, generation: int) -> None: ...
+    async def interrupt(self, index: int, generation: int) -> None:
+        """Have the worker leave every generation up to this one at once, also out of a collective."""
 
-    async def request_yield(self, index: int, generation: int, durable: bool) -> None: ...
+    async def request_yield(self, index: int, generation: int, durable: bool) -> None:
+        """Have the group stop at a step boundary that its ranks agree on.
 
-    async def note_commit(self, index: int, generation: int, step: int, error: str) -> None: ...
+        Args:
+            durable: with a checkpoint of that step; otherwise with a snapshot in memory only.
+        """
+
+    async def note_commit(self, index: int, generation: int, step: int, error: str) -> None:
+        """Tell a worker that its last checkpoint is committed, or why it could not be: the worker waits for this."""
 
     async def request_profile(self, index: int, generation: int, request: ProfileRequest) -> None:
         """Passes on a request for a profile. It can be repeated: a worker ignores the number of a profile that it has
@@ -102,7 +116,8 @@ class WorkerCalls(Protocol):
     async def forward_metrics(self, index: int, batch: MetricsBatch) -> MetricsProgress:
         """Passes points on to the metrics hook. It can be repeated: a worker ignores points that it has had."""
 
-    async def forget_snapshots(self, index: int) -> None: ...
+    async def forget_snapshots(self, index: int) -> None:
+        """Remove the attempt's snapshots from the worker's node. The attempt is over."""
 
     async def keep_files(self, index: int) -> bool | None:
         """Lets the worker store what the program has written on its node; None if it goes on: ask again. False: it
@@ -131,7 +146,8 @@ class Fleet(WorkerCalls, Protocol):
         """Makes a worker obey this supervisor. Called after a restart, before other calls: the worker leaves every
         generation later than this one, the newest that is in the journal, and obeys no older supervisor from now on."""
 
-    async def prepare(self, index: int) -> WorkerInfo | ErrorReport: ...
+    async def prepare(self, index: int) -> WorkerInfo | ErrorReport:
+        """Make the worker warm, or return the error of the user's code. It can be repeated."""
 
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
         """Takes the stack of the worker's training thread, also if the worker answers no call. It needs some seconds at
@@ -203,7 +219,8 @@ class Journal(Protocol):
         """Writes an entry. With `wait`, it returns when the entry is written, or after a moment if the head is away;
         otherwise it returns immediately."""
 
-    def delete(self) -> None: ...
+    def delete(self) -> None:
+        """Delete all that is stored of the attempt. Its end is stored in the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +259,8 @@ class Found:
 class Catalog(Protocol):
     """The checkpoints of one job in durable storage. Every call may block; OSError: the storage does not answer."""
 
-    def url(self, name: CheckpointName) -> str: ...
+    def url(self, name: CheckpointName) -> str:
+        """Return the place of a checkpoint, which need not exist."""
 
     def check_writable(self) -> None:
         """Writes, reads and deletes a small file. Raises StorageUnusable."""

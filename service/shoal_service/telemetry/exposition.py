@@ -135,7 +135,7 @@ class Exposition:
         """
         media_type = choose_media_type(accept)
         openmetrics = media_type == OPENMETRICS
-        scrape = Scrape(self._snapshot(), self._sources, self._clock())
+        scrape = Scrape(self._read_snapshot(), self._sources, self._clock())
         live, jobs = scrape.snapshot.live, self._jobs
         if projects is not None:
             live = tuple(job for job in live if job.spec.project in projects)
@@ -147,7 +147,7 @@ class Exposition:
                 rows = rows if isinstance(rows, Mapping) else {(): rows}
                 if projects is not None:
                     rows = {labels: value for labels, value in rows.items() if labels[0] in projects}
-                exemplars = _exemplars(metric, scrape.tallies)
+                exemplars = _find_exemplars(metric, scrape.tallies)
                 parts.append(format_family(metric, rows, openmetrics=openmetrics, exemplars=exemplars))
         if projects is None:
             encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
@@ -155,7 +155,7 @@ class Exposition:
         body = "".join(parts).encode()
         return (body + _END if openmetrics else body), media_type
 
-    def _snapshot(self) -> Snapshot:
+    def _read_snapshot(self) -> Snapshot:
         with self._lock:  # scrapes at the same time wait for one read
             now = self._clock_mono()
             if self._cached is None or now - self._cached_mono > _CACHE_S:
@@ -204,14 +204,16 @@ class _JobSeries:
         values = [of_job(job) for of_job in _VALUES]
         values[_MFU] = self._utilisation.of_job(job)
         if before is None:
-            lines = [_lines(metric, job.job_id, now) for metric, now in zip(OF_JOBS, values, strict=True)]
+            lines = [_format_lines(metric, job.job_id, now) for metric, now in zip(OF_JOBS, values, strict=True)]
         else:
             compared = zip(OF_JOBS, values, before.values, before.lines, strict=True)
-            lines = [text if now == old else _lines(metric, job.job_id, now) for metric, now, old, text in compared]
+            lines = [
+                text if now == old else _format_lines(metric, job.job_id, now) for metric, now, old, text in compared
+            ]
         return _Rendered(job, values, lines)
 
 
-def _lines(metric: Metric, job_id: str, values: Any) -> str:
+def _format_lines(metric: Metric, job_id: str, values: Any) -> str:
     if values is None:
         return ""
     if isinstance(values, Mapping):
@@ -377,7 +379,7 @@ OF_SERVICE: tuple[tuple[Metric, Callable[[Scrape], Mapping[Labels, Value] | Valu
     (
         RECOVERY_SECONDS,
         lambda s: {
-            (cause.value, phase.value): s.snapshot.recoveries.get((cause, phase), _nothing(RECOVERY_SECONDS))
+            (cause.value, phase.value): s.snapshot.recoveries.get((cause, phase), _make_empty(RECOVERY_SECONDS))
             for cause in IncidentCause
             for phase in RecoveryPhase
         },
@@ -605,7 +607,7 @@ _EXEMPLARS = {"shoal_incidents_total": (), "shoal_recovery_seconds": (RecoveryPh
 """By metric: what follows the cause in the labels of the series that have an exemplar."""
 
 
-def _exemplars(metric: Metric, tallies: DatabaseTallies) -> Exemplars:
+def _find_exemplars(metric: Metric, tallies: DatabaseTallies) -> Exemplars:
     """The newest closed incident of each cause that this process has stored."""
     if metric.name not in _EXEMPLARS:
         return {}
@@ -613,10 +615,10 @@ def _exemplars(metric: Metric, tallies: DatabaseTallies) -> Exemplars:
 
 
 def _by_cause(metric: Metric, histograms: Mapping[IncidentCause, Histogram]) -> dict[Labels, Value]:
-    return {(cause.value,): histograms.get(cause, _nothing(metric)) for cause in IncidentCause}
+    return {(cause.value,): histograms.get(cause, _make_empty(metric)) for cause in IncidentCause}
 
 
-def _nothing(metric: Metric) -> Histogram:
+def _make_empty(metric: Metric) -> Histogram:
     return Histogram((0,) * len(metric.buckets), 0, 0.0)
 
 

@@ -84,11 +84,11 @@ _UNBOUNDED = {
     ("control/gateway_process.py", "stop"): _KILLED,
     ("control/joined_clusters.py", "close"): "a thread that was told to end",
     ("control/planning.py", "_ask"): "a process that has closed its output, and `answer` has a bound",
-    ("control/planning.py", "_end"): _KILLED,
+    ("control/planning.py", "_end_process"): _KILLED,
     ("gateway/gateway.py", "_look_now"): "the order that looks is cancelled at the bound of its verb",
     ("gateway/gateway.py", "_ordering"): "no orders are taken before the service has admitted it, which `run` says",
     ("gateway/gateway.py", "run"): "the life of a gateway: a signal, or the end of a loop",
-    ("store/backup.py", "_play"): "a process whose output has ended; a person waits for the restoration",
+    ("store/backup.py", "_run_psql"): "a process whose output has ended; a person waits for the restoration",
     ("supervisor/journal.py", "_write_forever"): _IDLE,
     ("supervisor/workers/worker_client.py", "_carry_out"): "the adoption is repeated until the worker is lost",
     (

@@ -108,33 +108,33 @@ class MarketBuilder:
         self._may_predict = _PREDICTIONS_PER_PASS
         self._measurements.forget_all_but({row.id for row in rows})
         self.num_new = 0
-        self._known = {row.id: self._job(row, now) for row in rows}
+        self._known = {row.id: self._build_job(row, now) for row in rows}
         jobs = [
-            _placed(_with_workers(job, workers.get(job.job_id, {})), where)
+            _place(_with_workers(job, workers.get(job.job_id, {})), where)
             for row, job, _ in self._known.values()
             if not is_preempted(row)  # its workers are promised to another job
         ]
         capacity = market_nodes(nodes, [row.id for row in rows], foreign)
         return MarketState(jobs=jobs, nodes=capacity, projects=projects, users=users, clusters=where.clusters)
 
-    def _job(self, row: DriveRow, now: float) -> tuple[DriveRow, MarketJob, bool]:
+    def _build_job(self, row: DriveRow, now: float) -> tuple[DriveRow, MarketJob, bool]:
         known = self._known.get(row.id)
         if known is not None and known[0] is row and (known[2] or not self._may_predict):
             return known
         self.num_new += known is None
         measured = self._measurements.observe(row, now)
-        curve, is_predicted = self._curve(row, measured)
-        return row, self._market_job(row, measured, curve), is_predicted
+        curve, is_predicted = self._choose_curve(row, measured)
+        return row, self._make_market_job(row, measured, curve), is_predicted
 
-    def _curve(self, row: DriveRow, measured: JobMeasured) -> tuple[ThroughputCurve, bool]:
+    def _choose_curve(self, row: DriveRow, measured: JobMeasured) -> tuple[ThroughputCurve, bool]:
         predicted = self._curves.predicted(row.spec, may_compute=False)
         if predicted is None and self._may_predict:
             self._may_predict -= 1
             predicted = self._curves.predicted(row.spec, may_compute=True)
         rates = measured.rates
-        return corrected(predicted or _unplanned(row.spec), rates), predicted is not None
+        return corrected(predicted or _predict_unplanned(row.spec), rates), predicted is not None
 
-    def _market_job(self, row: DriveRow, measured: JobMeasured, curve: ThroughputCurve) -> MarketJob:
+    def _make_market_job(self, row: DriveRow, measured: JobMeasured, curve: ThroughputCurve) -> MarketJob:
         left, done = _measure_work(row, measured)
         return replace(
             requested(row),
@@ -231,7 +231,7 @@ def _with_workers(job: MarketJob, on_nodes: Mapping[str, int]) -> MarketJob:
     return job if on_nodes == job.on_nodes else replace(job, held=sum(on_nodes.values()), on_nodes=on_nodes)
 
 
-def _placed(job: MarketJob, where: ClusterConstraints) -> MarketJob:
+def _place(job: MarketJob, where: ClusterConstraints) -> MarketJob:
     """The job with its cluster, and whether it is leaving; or, if it is queued, with the clusters in which it may not
     start. A job whose values stay as they are is returned as the same object."""
     if not job.granted:
@@ -303,7 +303,7 @@ class Measurements:
         if group != job.group:
             self._observe_pause(job, row)
             job.group, job.group_step = group, status.step
-        rate = _rate(row)
+        rate = _measure_rate(row)
         if rate is not None and status.step - job.group_step >= _SETTLED_STEPS:
             job.rates[status.workers] = rate
 
@@ -319,15 +319,15 @@ class Measurements:
             pass  # it trained before this control plane saw it: the sums are those of several changes
         elif row.attempt != job.group[0]:
             if (took_s := starting_s - job.starting_s) > 0:
-                job.start_s = _mean(job.start_s, took_s)
-                self._start_s = _mean(self._start_s, took_s)
+                job.start_s = _average(job.start_s, took_s)
+                self._start_s = _average(self._start_s, took_s)
         elif (took_s := resizing_s - job.resizing_s) > 0:
-            job.switch_s = _mean(job.switch_s, took_s)
-            self._switch_s = _mean(self._switch_s, took_s)
+            job.switch_s = _average(job.switch_s, took_s)
+            self._switch_s = _average(self._switch_s, took_s)
         job.resizing_s, job.starting_s = resizing_s, starting_s
 
 
-def _rate(row: DriveRow) -> float | None:
+def _measure_rate(row: DriveRow) -> float | None:
     """Return samples per second; None if nothing was measured yet, or a script does not report them.
 
     The steps of a script or a loop say nothing about its speed: with more workers a step may have more samples.
@@ -354,7 +354,7 @@ def served_s(status: JobStatus) -> float:
     return 0.0 if booked is None else sum(booked.seconds.get(kind, 0.0) for kind in _SERVED)
 
 
-def _mean(before: float | None, newest: float) -> float:
+def _average(before: float | None, newest: float) -> float:
     return newest if before is None else (1 - _NEWEST) * before + _NEWEST * newest
 
 
@@ -393,10 +393,10 @@ def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> Throughput
         if not best:
             continue  # no layout uses exactly this many workers, or the sizes of the model are unknown
         rates[size] = spec.batch.global_size / best[0].step_s
-    return make_curve(rising(rates)) if rates else _unplanned(spec)
+    return make_curve(rising(rates)) if rates else _predict_unplanned(spec)
 
 
-def _unplanned(spec: JobSpec) -> ThroughputCurve:
+def _predict_unplanned(spec: JobSpec) -> ThroughputCurve:
     """Predict the speed without the planner.
 
     A step of a task takes as long as that of the rank with the most micro-batches. Nothing is known of a script or a

@@ -28,7 +28,7 @@ RESERVED_S = 600.0
 def supervisor_environment(config: SupervisorConfig) -> dict[str, Any]:
     """Environment of a supervisor. It is forked also if the workers have GPUs, because a supervisor uses no device. The
     first one of a node starts the fork server, and does not wait for it."""
-    environment = _environment(config, threads=1, fork=True, if_warm=True)
+    environment = _make_environment(config, threads=1, fork=True, if_warm=True)
     environment["env_vars"][PATIENCE] = f"{RESERVED_S:g}"
     return environment
 
@@ -40,7 +40,7 @@ def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
     with GPUs are interpreters.
     """
     worker = config.spec.worker
-    environment = _environment(config, threads=max(1, int(worker.cpus)), fork=not worker.gpus)
+    environment = _make_environment(config, threads=max(1, int(worker.cpus)), fork=not worker.gpus)
     environment["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
     environment["env_vars"] |= config.spec.code.env
     if config.code_uri is not None:
@@ -51,7 +51,7 @@ def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
 def agent_environment(config: SupervisorConfig) -> dict[str, Any]:
     """Environment of an agent that polls the workers of a node. It is forked where the workers are, because the server
     is there then."""
-    environment = _environment(config, threads=1, fork=not config.spec.worker.gpus, if_warm=True)
+    environment = _make_environment(config, threads=1, fork=not config.spec.worker.gpus, if_warm=True)
     environment["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
     return environment
 
@@ -69,18 +69,18 @@ def serialized_worker_environment(config: SupervisorConfig) -> str:
     return json.dumps(merged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _environment(config: SupervisorConfig, *, threads: int, fork: bool, if_warm: bool = False) -> dict[str, Any]:
+def _make_environment(config: SupervisorConfig, *, threads: int, fork: bool, if_warm: bool = False) -> dict[str, Any]:
     env_vars = {"OMP_NUM_THREADS": str(threads)}
     if not config.spec.worker.gpus:
         env_vars |= choose_tunables(os.environ)
     environment: dict[str, Any] = {"env_vars": env_vars}
     if config.fork_workers and (executable := py_executable(fork=fork, if_warm=if_warm)) is not None:
         environment["py_executable"] = executable
-        env_vars[PRELOAD] = _preloaded()
+        env_vars[PRELOAD] = _list_preloaded()
     return environment
 
 
 @cache
-def _preloaded() -> str:
+def _list_preloaded() -> str:
     """What the fork server imports: also the supervisor, whose imports would take most of its start."""
     return preload(_SUPERVISOR, Path(shoal_service.__path__[0]))

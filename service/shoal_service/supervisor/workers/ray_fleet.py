@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -145,7 +145,7 @@ class RayFleet:
         except ValueError:
             return False
         if info is not None:
-            self._know(index, info)
+            self._add_known(index, info)
         return True
 
     async def adopt(self, index: int, generation: int) -> None:
@@ -154,7 +154,7 @@ class RayFleet:
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport:
         answer: WorkerInfo | ErrorReport = await self._answer(self._handles[index].prepare.remote(self._life))
         if isinstance(answer, WorkerInfo):
-            self._know(index, answer)
+            self._add_known(index, answer)
         return answer
 
     async def run(self, index: int, assignment: Assignment) -> WorkerExit:
@@ -189,13 +189,11 @@ class RayFleet:
         if handle is None:
             return WorkerStack(worker_id=name, source=StackSource.NONE, error="the worker has ended")
         if not native or info is None:
-            try:
+            with suppress(RayError, TimeoutError):  # it is stopped, hangs with the GIL held, or has ended
                 call = handle.stack.remote(self._life)
                 answer = await asyncio.wait_for(asyncio.wrap_future(call.future()), answer_s)
                 if isinstance(answer, WorkerStack):
                     return answer
-            except (RayError, TimeoutError):
-                pass  # it is stopped, hangs with the GIL held, or has ended
         if info is None:
             message = f"the worker starts, and did not answer within {answer_s:.3g} s"
             return WorkerStack(worker_id=name, source=StackSource.NONE, error=message)
@@ -220,7 +218,7 @@ class RayFleet:
         with worker_errors():
             return await self._actors.answer(call)
 
-    def _know(self, index: int, info: WorkerInfo) -> None:
+    def _add_known(self, index: int, info: WorkerInfo) -> None:
         self._infos[index] = info
         self._preference.is_on(index, info.node_id)
 
@@ -247,10 +245,8 @@ class RayFleet:
         none. `within_s`: for each answer."""
         others = [i for i, other in self._infos.items() if other.node_id == info.node_id and other.pid != info.pid]
         for index in others:
-            try:
+            with suppress(RayError, TimeoutError, KeyError):  # the neighbour has ended, or is stopped
                 return await asyncio.wait_for(asyncio.wrap_future(ask(self._handles[index]).future()), within_s)
-            except (RayError, TimeoutError, KeyError):
-                continue  # the neighbour has ended, or is stopped
         return None
 
     async def died_at(self, actor_id: str) -> float | None:
@@ -380,7 +376,7 @@ class NodePreference:
         """
         self._needs = {name: amount for name, amount in needs.items() if amount}
         self._placement = placement
-        self._read = read or _live_nodes
+        self._read = read or _list_live_nodes
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._node_of: dict[int, str] = {}
@@ -400,7 +396,7 @@ class NodePreference:
         if not self._needs:
             return ""
         with self._lock:
-            nodes = self._rooms(order, labels)
+            nodes = self._list_rooms(order, labels)
             chosen = choose_node(nodes, num_missing=order.num_missing, tp=order.tp, placement=self._placement)
             if chosen:
                 self._taken[chosen] += 1
@@ -425,7 +421,7 @@ class NodePreference:
             self._node_of[index] = node_id
             self._held[node_id] += 1
 
-    def _rooms(self, order: StartWorker, labels: Mapping[str, str]) -> list[NodeRoom]:
+    def _list_rooms(self, order: StartWorker, labels: Mapping[str, str]) -> list[NodeRoom]:
         if self._monotonic() - self._read_mono > _READ_S:
             try:
                 self._nodes = self._read()
@@ -436,15 +432,17 @@ class NodePreference:
         return [
             NodeRoom(node.node_id, room, self._held[node.node_id])
             for node in self._nodes
-            if (room := self._room(node)) > 0 and node.node_id not in order.avoid_nodes and _has(node.labels, labels)
+            if (room := self._count_room(node)) > 0
+            and node.node_id not in order.avoid_nodes
+            and _has(node.labels, labels)
         ]
 
-    def _room(self, node: FreeNode) -> int:
+    def _count_room(self, node: FreeNode) -> int:
         fits = min(int(node.free.get(name, 0.0) / amount + _EPSILON) for name, amount in self._needs.items())
         return fits - self._taken[node.node_id]
 
 
-def _live_nodes() -> list[FreeNode]:
+def _list_live_nodes() -> list[FreeNode]:
     free = gcs.available()
     return [FreeNode(node.node_id, node.labels, free.get(node.node_id, {})) for node in gcs.nodes() if node.is_alive]
 

@@ -171,7 +171,7 @@ class WorkerClient:
         except WorkerCallError as error:
             if isinstance(error, WorkerDied) and (actor_id := self._fleet.actor_id(self.index)):
                 self._context.spawn(self._date_death(actor_id))
-            self._gone(error.cause, witness, str(error))
+            self._post_loss(error.cause, witness, str(error))
 
     async def _adopt(self, generation: int) -> None:
         with contextlib.suppress(WorkerCallError):  # its other calls fail too, and their errors are reported
@@ -197,14 +197,14 @@ class WorkerClient:
             return  # the port cannot be reached from here
         if gone.with_raylet:
             message = f"the raylet of node {info.node_id[:12]} ({info.node_ip}) died, and its workers with it"
-            self._gone(IncidentCause.NODE_DIED, "port", message)
+            self._post_loss(IncidentCause.NODE_DIED, "port", message)
         else:
-            self._gone(IncidentCause.WORKER_DIED, "port", "the worker's process ended")
+            self._post_loss(IncidentCause.WORKER_DIED, "port", "the worker's process ended")
         self._post(DeathDated(self._worker_id, gone.at))
 
     async def _run(self, assignment: Assignment) -> None:
         try:
-            self._returned(await self._fleet.run(self.index, assignment))
+            self._post_return(await self._fleet.run(self.index, assignment))
         except WorkerUnavailable:
             await unreachable(self._context, self.index)
             self._rejoin(assignment.generation)
@@ -212,9 +212,9 @@ class WorkerClient:
     async def _join(self, generation: int) -> None:
         """Waits for the result of a `run` call whose answer was lost, by a broken connection or with a previous
         supervisor."""
-        self._returned(await self._retry_until_reachable(lambda: self._fleet.join(self.index, generation)))
+        self._post_return(await self._retry_until_reachable(lambda: self._fleet.join(self.index, generation)))
 
-    def _returned(self, worker_exit: WorkerExit) -> None:
+    def _post_return(self, worker_exit: WorkerExit) -> None:
         self._is_in_run = False
         self._post(RunReturned(self.index, worker_exit))
 
@@ -228,7 +228,7 @@ class WorkerClient:
         try:
             await self._retry_until_reachable(call)
         except WorkerCallError as error:
-            _log.info("worker.call_failed", extra={"call": name, **self._failure(error)})
+            _log.info("worker.call_failed", extra={"call": name, **self._make_failure_fields(error)})
         else:
             if done is not None:
                 self._post(done)
@@ -242,7 +242,7 @@ class WorkerClient:
             theirs = await self._retry_until_reachable(lambda: self._fleet.model_shape(trained))
             mine = await self._retry_until_reachable(lambda: self._fleet.build_model(self.index))
         except WorkerCallError as error:
-            _log.info("worker.comparison_failed", extra=self._failure(error))
+            _log.info("worker.comparison_failed", extra=self._make_failure_fields(error))
             self._post(ModelsCompared(self.index, f"the models could not be compared: {error}"))
             return
         if isinstance(mine, ErrorReport):
@@ -259,11 +259,11 @@ class WorkerClient:
             except WorkerUnavailable:
                 await unreachable(self._context, self.index)
 
-    def _failure(self, error: WorkerCallError) -> dict[str, object]:
+    def _make_failure_fields(self, error: WorkerCallError) -> dict[str, object]:
         """The fields of a log event about a failed call."""
         return {"worker": self._worker_id, "error": str(error)}
 
-    def _gone(self, cause: IncidentCause, witness: str, message: str) -> None:
+    def _post_loss(self, cause: IncidentCause, witness: str, message: str) -> None:
         if self._info is not None and cause is IncidentCause.WORKER_DIED:
             message = f"{message}: {_process(self._info)}"
             self._context.spawn(self._explain_death(self._info))
