@@ -191,7 +191,7 @@ def _best(
     table = None
     if prefers_data_axes(profile, world_size, spec.batch.num_micro_batches):
         table = _on_data_axes(predict_layouts(task, [world_size]), world_size)
-    if table is not None and table.num_fitting:
+    if table is not None:
         planned = _with_rivals(table, table.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
     else:
         planned = _plan_worlds(task, world_size)
@@ -232,7 +232,7 @@ def _plan_worlds(task: Task, world_size: int) -> Plan:
         predicted = predict_layouts(task, [world])
         if not len(predicted):
             continue
-        rival = predicted.best(1)[0]
+        rival = _best_of_world(task, predicted, world)
         if best is None or _is_clearly_better(rival, best):
             best, table = rival, predicted
     if best is None or table is None:  # one rank is always legal
@@ -243,6 +243,13 @@ def _plan_worlds(task: Task, world_size: int) -> Plan:
         if len(rescued) and rescued.num_fitting:
             best, table = rescued.best(1)[0], rescued
     return _with_rivals(table, best, world_size, "")
+
+
+def _best_of_world(task: Task, table: LayoutTable, world: int) -> Prediction:
+    """The best layout; plain replicas instead of shards, where they fit and the data axes are enough."""
+    best = table.best(1)[0]
+    whole = _on_data_axes(table, world) if task.may_be_plain and not best.layout.planned_axes else None
+    return best if whole is None else whole.best(1)[0]
 
 
 def _could_be_faster(world: int, best: Prediction) -> bool:
@@ -320,12 +327,14 @@ def _fully_sharded(spec: JobSpec, world_size: int, rule: Preference, why: str) -
     return Plan(layout, reason, host=least_need(spec, layout, num_params_of(spec) if shape is None else shape.params))
 
 
-def _on_data_axes(table: LayoutTable, world_size: int) -> LayoutTable:
-    """Plain replicas, and those that shard over all ranks."""
+def _on_data_axes(table: LayoutTable, world_size: int) -> LayoutTable | None:
+    """Plain replicas if they fit, if need be with recomputation; else shards over all ranks. None if neither fits."""
     columns = table.columns
-    is_plain = columns.level == LEVELS.index(ShardLevel.NONE)
-    is_data_axis = is_plain | (columns.dp_shard == world_size) & (columns.ep == 1)
-    return select_layouts(table, is_data_axis & (columns.recompute == 0))
+    is_plain, recomputes = columns.level == LEVELS.index(ShardLevel.NONE), columns.recompute > 0
+    is_sharded = (columns.dp_shard == world_size) & (columns.ep == 1) & ~is_plain
+    in_order = (is_plain & ~recomputes, is_plain, is_sharded & ~recomputes)
+    tables = (select_layouts(table, chosen) for chosen in in_order)
+    return next((chosen for chosen in tables if chosen.num_fitting), None)
 
 
 def _with_rivals(table: LayoutTable, best: Prediction, world_size: int, rule: str) -> Plan:

@@ -331,8 +331,7 @@ def predict_columns(task: Task, columns: Candidates) -> LayoutTable:
 
 
 def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndarray) -> np.ndarray:
-    """FITS_FIRST, PLAIN, FASTEST, SIMPLEST_OF_EQUALS; then the degrees, so that equal input always gives the same
-    order."""
+    """FITS_FIRST, FASTEST, SIMPLEST_OF_EQUALS; then the degrees, so that equal input always gives the same order."""
     if not len(columns):
         return np.zeros(0, np.int64)
     axes = sum((getattr(columns, axis) > 1).astype(np.int64) for axis in AXES if axis != "dp_shard")
@@ -349,7 +348,6 @@ def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndar
         columns.level,
         axes,
         np.where(fits, coarse, num_bytes),
-        ~(fits & (columns.level == LEVELS.index(ShardLevel.NONE))),
         ~fits,
     )
     return np.lexsort(most_urgent_last)

@@ -39,11 +39,12 @@ def test_jobs_of_the_same_model_count_alone() -> None:
 
 
 def test_an_answer_is_corrected_by_the_jobs_of_its_hardware(job: Any) -> None:
-    request = PlanRequest(spec=SPEC, workers=4)
+    sharded: dict[str, Any] = {"parallelism": {"dp_shard": "auto"}}
+    request = PlanRequest(spec={**SPEC, **sharded}, workers=4)
     before = answer(request, PROFILES).ranking
-    predicted_s = predict_planned_step(job(), 4, PROFILES["cpu"])
+    predicted_s = predict_planned_step(job(**sharded), 4, PROFILES["cpu"])
     assert predicted_s == pytest.approx(before.predictions[0].step_s)
-    measured = [MeasuredSteps(spec=job(), workers=4, step_s=2 * predicted_s)]
+    measured = [MeasuredSteps(spec=job(**sharded), workers=4, step_s=2 * predicted_s)]
     after = answer(request, PROFILES, measured).ranking
     assert after.correction is not None and after.correction.num_jobs == 1
     best, factor = after.predictions[0], after.correction.factor

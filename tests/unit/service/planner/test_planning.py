@@ -63,6 +63,8 @@ def test_workers_without_a_micro_batch_split_the_model_if_that_is_faster(job: An
     layout, reason = _planned(spec, 4)
     assert layout.world_size == 4 and layout.planned_axes
     assert reason.endswith("; split since the 4 workers are more than the 2 micro-batches of a step")
+    layout, reason = _planned(job(batch=spec.batch.model_dump(), elasticity={"max_workers": 8}), 3)
+    assert layout == plain(2) and "1 of 3 ranks idle" in reason
 
 
 def test_padding_is_counted(job: Any) -> None:
