@@ -63,6 +63,9 @@ class PlainRun:
     def track(self, **objects):
         pass
 
+    def untracked(self, *names):
+        pass
+
     def log(self, **metrics):
         self.metrics[self.step + 1] = {name: float(value) for name, value in metrics.items()}
 

@@ -42,6 +42,8 @@ _TIMES_NOISE = 8
 """Differences of this many times what noise alone makes are none."""
 _CONTAINERS = (list, dict, set, deque)
 _OF_MODULES = frozenset(vars(nn.Module()))
+_CALLER = str(PACKAGE / "engine" / "loop" / "loop_program.py")
+"""Calls the function."""
 _SHOAL = f"{PACKAGE.parent / 'shoal'}{os.sep}"
 
 Value = Tensor | float | str
@@ -70,7 +72,7 @@ def variables_of(frame: FrameType, directory: Path, left_out: Mapping[int, objec
     """Those of the frames below `frame` and of the modules whose file lies below `directory`. `left_out`: objects by
     their id, which are not looked at."""
     variables: dict[str, Variable] = {}
-    for file, names in _scopes(frame, directory):
+    for file, names in scopes(frame, directory):
         for name, value in names.items():
             if name.startswith("__") or name in variables or id(value) in left_out or isinstance(value, type):
                 continue
@@ -176,9 +178,10 @@ def _limit(value: Tensor, base: Value | None) -> float:
     return _OF_CHANGE * change + _NUM_ROUNDINGS * torch.finfo(value.dtype).eps * largest
 
 
-def _scopes(frame: FrameType, directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def scopes(frame: FrameType, directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield file and variables of the program's frames from `frame` up to its function, then of its modules."""
     above: FrameType | None = frame
-    while above is not None:
+    while above is not None and above.f_code.co_filename != _CALLER:
         file = above.f_code.co_filename
         if above.f_code.co_name != "<module>" and is_below(file, directory):
             yield file, dict(above.f_locals)
