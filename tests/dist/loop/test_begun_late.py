@@ -64,7 +64,7 @@ def lose_a_worker(make_job: Any, how: str, begin: int, *, step: int, steps: int)
     return job, workers[:1], end
 
 
-@pytest.mark.cells(10, 10)
+@pytest.mark.cells(3, 10)
 @pytest.mark.parametrize("how", SOON)
 def test_what_begins_soon_is_refused_before_the_third_step(make_job: Any, how: str) -> None:
     job = make_job(**spec_of(how, 4, 24))
@@ -76,7 +76,7 @@ def test_what_begins_soon_is_refused_before_the_third_step(make_job: Any, how: s
     assert max(job.losses(workers)) <= 3
 
 
-@pytest.mark.cells(10, 10)
+@pytest.mark.cells(3, 10)
 @pytest.mark.parametrize("how", LATER)
 def test_what_begins_later_is_said_and_ends_a_restore_with_its_name(make_job: Any, how: str) -> None:
     _, [worker], end = lose_a_worker(make_job, how, 19, step=22, steps=26)
@@ -87,7 +87,7 @@ def test_what_begins_later_is_said_and_ends_a_restore_with_its_name(make_job: An
     assert missing == [], end.error.message
 
 
-@pytest.mark.cells(10, 10)
+@pytest.mark.cells(3, 10)
 @pytest.mark.parametrize("how", HARMLESS)
 def test_what_the_model_does_not_depend_on_stops_no_job(make_job: Any, how: str) -> None:
     job, workers, end = lose_a_worker(make_job, how, 5, step=9, steps=12)
@@ -96,3 +96,5 @@ def test_what_the_model_does_not_depend_on_stops_no_job(make_job: Any, how: str)
     losses = job.losses(workers)
     assert losses.keys() >= {10, 11, 12}
     assert losses == pytest.approx({step: plain[step] for step in losses}, abs=3e-7)
+    said = [line.text for line in workers[0].logs if "changed before this restore" in line.text]
+    assert len(said) == 1 and "history (begun_late.py:" in said[0], said

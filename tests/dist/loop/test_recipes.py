@@ -15,7 +15,8 @@ from shoal_workers.contract.worker_reports import GroupFormed, StepReport
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "tests" / "kit" / "loops" / "recipes.py"
-NAMES = re.findall(r"^@recipe\ndef (\w+)", FILE.read_text("utf-8"), re.MULTILINE)
+REFUSED = "accumulation"
+NAMES = [name for name in re.findall(r"^@recipe\ndef (\w+)", FILE.read_text("utf-8"), re.MULTILINE) if name != REFUSED]
 SAVED_AFTER, KILLED_IN = 7, 5
 TOLERANCE = {"autocast": 2e-3}
 """Relative; by default that of rounding."""
@@ -64,3 +65,11 @@ def test_a_kill_and_a_checkpoint_change_no_loss_and_no_model(make_job: Any, name
     [end] = resumed.run(alone := resumed.workers(1), layout=replicated(1), restore_from=early)
     assert end.kind is ExitKind.FINISHED, end
     compare(resumed, alone, name, range(SAVED_AFTER + 1, num_steps + 1))
+
+
+def test_gradients_that_are_accumulated_over_steps_are_refused_with_their_name(make_job: Any) -> None:
+    """Between two steps they would be lost with a worker."""
+    job = make_job(**spec_of(REFUSED))
+    [end] = job.run(job.workers(1), layout=replicated(1))
+    assert end.kind is ExitKind.USER_ERROR and end.error is not None, end
+    assert "Not tracked, and not the same then: gradients that no update has used (no variable)." in end.error.message

@@ -60,7 +60,7 @@ class TrackedState(SnapshotState, PlainValues):
         streams: StreamStates,
         epochs: Sequence[Sequence[int]],
         are_factors_usual: Mapping[str, bool],
-        untracked: Mapping[str, Sequence[Any]],
+        read_untracked: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._tracked = tracked
         self._seed = seed
@@ -68,7 +68,7 @@ class TrackedState(SnapshotState, PlainValues):
         self._streams = streams
         self._epochs = epochs
         self._are_factors_usual = are_factors_usual
-        self._untracked = untracked
+        self._read_untracked = read_untracked
         self._collected: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
     def changed(self) -> None:
@@ -86,9 +86,9 @@ class TrackedState(SnapshotState, PlainValues):
         streams = {"streams": self._streams.texts} if self._streams.texts else {}
         epochs = {"epochs": [list(newest) for newest in self._epochs]} if self._epochs else {}
         factors = {"are_factors_usual": dict(self._are_factors_usual)} if self._are_factors_usual else {}
-        untracked = {"untracked": {name: list(digest) for name, digest in self._untracked.items()}}
-        parts = streams | epochs | factors | (untracked if self._untracked else {})
-        return {"step": step, "seed": self._seed, "tree": tree, "reports": self._recent.values(), **parts}
+        reports = self._recent.values()
+        parts = {**streams, **epochs, **factors, **self._read_untracked()}
+        return {"step": step, "seed": self._seed, "tree": tree, "reports": reports, **parts}
 
     def _collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self._collected is None:

@@ -276,7 +276,7 @@ class Run:
             self._stream_states,
             self._epochs,
             self._are_factors_usual,
-            {} if self._untracked is None else self._untracked.changed,
+            dict if self._untracked is None else self._untracked.save,
         )
         self._boundary = StepBoundary(
             self._membership, self._spec, state, recent, self._buffers, self._store, self._saver, self.observer
@@ -714,7 +714,7 @@ class Run:
         self._epochs[:] = extra.get("epochs", [])
         self._are_factors_usual.update(extra.get("are_factors_usual", {}))
         if self._untracked is not None:
-            self._untracked.restored = extra.get("untracked", {})
+            self._untracked.restore(extra)
         for report in Recent.parse(extra.get("reports", ())):
             recent.add(report)
             self.loss = getattr(report, "loss", self.loss)

@@ -8,6 +8,7 @@ here. Called by the trials of a loop, on the training thread.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -111,6 +112,13 @@ def variables_in(objects: Mapping[str, object], directory: Path) -> dict[str, Va
     return variables
 
 
+def variable_of_gradients(objects: Mapping[str, object]) -> dict[str, Variable]:
+    """Which gradients are left from the step before; a restored process has none."""
+    modules = [tracked for tracked in objects.values() if isinstance(tracked, nn.Module)]
+    left = [parameter for module in modules for parameter in module.parameters() if parameter.grad is not None]
+    return {"gradients that no update has used": Variable("", "plain", {"number": float(len(left))} if left else {})}
+
+
 def values_of(value: Any, directory: Path, left_out: Mapping[int, object] | None = None) -> Values:
     """What `value` holds, by path; copies."""
     walk = _Walk(directory, dict(left_out or {}))
@@ -192,6 +200,7 @@ def scopes(frame: FrameType, directory: Path) -> Iterator[tuple[str, dict[str, A
             yield path, dict(vars(module))
 
 
+@functools.cache
 def is_below(file: str, directory: Path) -> bool:
     """Return whether a file is part of the program, and no package that is installed below its directory."""
     start = f"{directory}{os.sep}"
@@ -202,7 +211,9 @@ def is_below(file: str, directory: Path) -> bool:
 
 
 def place_of(name: str, file: str) -> str:
-    """Where it is assigned first: `train.py:12`."""
+    """Where it is assigned first: `train.py:12`. The file may be empty."""
+    if not file:
+        return "no variable"
     line = line_of_name(file, name.rpartition(".")[2])
     return f"{Path(file).name}:{line}" if line else Path(file).name
 
