@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
+from shoal_workers.engine.loop.run import AFTER_A_PASS
 from shoal_workers.engine.randomness import seed_everything
 
 MOST_WORKERS = 4
@@ -61,6 +62,9 @@ class PlainRun:
         return model
 
     def track(self, **objects):
+        pass
+
+    def untracked(self, *names):
         pass
 
     def log(self, **metrics):
@@ -118,7 +122,10 @@ class PlainRun:
     def steps(self, optimizer, *, clip=None):
         if self.left:
             return False
+        for_the_end = randomness_seed(AFTER_A_PASS, self.step, 0)
+        seed_everything(for_the_end)
         self.update(optimizer, clip=clip)
+        seed_everything(for_the_end)
         self.commit()
         return True
 

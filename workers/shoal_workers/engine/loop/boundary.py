@@ -60,6 +60,7 @@ class TrackedState(SnapshotState, PlainValues):
         streams: StreamStates,
         epochs: Sequence[Sequence[int]],
         are_factors_usual: Mapping[str, bool],
+        read_untracked: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._tracked = tracked
         self._seed = seed
@@ -67,6 +68,7 @@ class TrackedState(SnapshotState, PlainValues):
         self._streams = streams
         self._epochs = epochs
         self._are_factors_usual = are_factors_usual
+        self._read_untracked = read_untracked
         self._collected: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
     def changed(self) -> None:
@@ -85,7 +87,8 @@ class TrackedState(SnapshotState, PlainValues):
         epochs = {"epochs": [list(newest) for newest in self._epochs]} if self._epochs else {}
         factors = {"are_factors_usual": dict(self._are_factors_usual)} if self._are_factors_usual else {}
         reports = self._recent.values()
-        return {"step": step, "seed": self._seed, "tree": tree, "reports": reports, **streams, **epochs, **factors}
+        parts = {**streams, **epochs, **factors, **self._read_untracked()}
+        return {"step": step, "seed": self._seed, "tree": tree, "reports": reports, **parts}
 
     def _collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self._collected is None:

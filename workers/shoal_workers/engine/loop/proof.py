@@ -2,6 +2,7 @@
 
     rank 0    a new job begins: fork --+--> trials, each in a fork of its own (trials.py): two steps in one process;
               step 1                   |    a newcomer that goes on after step 1; two ranks
+                                       |    if steps are short: sixteen steps, a newcomer that goes on after step 7
               step 2, a save      <----+--- proven, refused with what differs, or not known and why
               step 3
 
@@ -20,7 +21,7 @@ import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -33,12 +34,18 @@ from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.loop.trials import Crashed, TrialEngine, TrialPlan, run_trials
-from shoal_workers.engine.loop.verdict import NEWCOMER, SPLIT, UNDISTURBED, WITH_TWO
+from shoal_workers.engine.loop.verdict import NEWCOMER, SPLIT, UNDISTURBED, WITH_TWO, Trial
 from shoal_workers.engine.process.confined import confine
 from shoal_workers.engine.proof.before_training import find_proof, keep_proof
 
 PATIENCE_S = 60.0
 _NUM_STEPS = 2
+_LATE_ENTRIES = (7, 5)
+"""Steps after which a newcomer enters that finds what has begun late: the first of these that the loop reaches. Few
+loops copy weights after just so many steps: right after it a newcomer would make the same copy."""
+_STEPS_AFTER_LATE_ENTRY = 8
+_MOST_LATE_S, _EXPECTED_LATE_S = 40.0, 10.0
+"""Seconds that late trials may take, or they find nothing; and that they may be expected to take, or none is made."""
 _MOST_MICRO_BATCHES = 2
 """Micro-batches of each half of a step, at most."""
 _POLL_S = 0.2
@@ -115,43 +122,80 @@ class LoopProof:
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:
+            answer: tuple[ProofOutcome, str] | None = None
             try:
                 confine(self._directory, parent=parent, kept=write_end)
-                os.write(write_end, json.dumps(_run_and_judge(self._make_plan(function, make_engine))).encode())
+                for answer in self._run_and_judge(function, make_engine):
+                    os.write(write_end, f"{json.dumps(answer)}\n".encode())
             except BaseException as error:
-                os.write(write_end, json.dumps([ProofOutcome.UNPROVEN, f"{type(error).__name__}: {error}"]).encode())
+                if answer is None:  # late trials do not take it back
+                    answer = ProofOutcome.UNPROVEN, f"{type(error).__name__}: {error}"
+                    os.write(write_end, f"{json.dumps(answer)}\n".encode())
             finally:
-                os.write(write_end, b"\n")
                 os._exit(0)
         os.close(write_end)
 
-    def _make_plan(self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]) -> TrialPlan:
-        return TrialPlan(
-            spec=make_trial_spec(self._spec, self._directory, entered_after=1, on_gpu=False, in_memory=False),
-            function=function,
-            make_engine=make_engine,
-            directory=self._directory,
-            entered_after=1,
-            steps_after=_NUM_STEPS - 1,
-            most_micro_batches=_MOST_MICRO_BATCHES,
-            is_silent=True,
-            on_thread=lambda call, _: call(),
-        )
+    def _run_and_judge(
+        self, function: Callable[[Run], None], make_engine: Callable[..., TrialEngine]
+    ) -> Iterator[tuple[ProofOutcome, str]]:
+        """Run the trials in this process. Yield the outcome and its reason, and again after late trials."""
+        torch.set_num_threads(1)  # the threads of a parallel region do not survive a fork
+
+        def make_plan(entered_after: int, steps_after: int) -> TrialPlan:
+            directory = self._directory / f"after-{entered_after}"
+            directory.mkdir()
+            return TrialPlan(
+                spec=make_trial_spec(self._spec, directory, entered_after=entered_after, on_gpu=False, in_memory=False),
+                function=function,
+                make_engine=make_engine,
+                directory=directory,
+                entered_after=entered_after,
+                steps_after=steps_after,
+                most_micro_batches=_MOST_MICRO_BATCHES,
+                is_silent=True,
+                on_thread=lambda call, _: call(),
+            )
+
+        names = [UNDISTURBED, NEWCOMER, *([SPLIT] if self._spec.elasticity.max_workers > 1 else [])]
+        outcome, reason, undisturbed = _run_trials(make_plan(1, _NUM_STEPS - 1), names)
+        yield outcome, reason
+        for entered_after in _LATE_ENTRIES:
+            num_steps = 2 * (entered_after + _STEPS_AFTER_LATE_ENTRY)
+            is_long = undisturbed is None or num_steps * undisturbed.step_s > _EXPECTED_LATE_S
+            if outcome is not ProofOutcome.PROVEN or is_long:
+                return
+            late_outcome, late_reason, late = _run_trials(
+                make_plan(entered_after, _STEPS_AFTER_LATE_ENTRY), [UNDISTURBED, NEWCOMER]
+            )
+            if late_outcome is ProofOutcome.REFUSED:
+                yield late_outcome, late_reason
+            elif late is None:
+                yield outcome, ". ".join(filter(None, [reason, f"Later steps were not proven: {late_reason}"]))
+            if late is None or len(late.losses) > entered_after:
+                return
 
     def _wait_for_answer(self, check: Callable[[], None], note: Callable[[str], None]) -> LayoutProof:
-        deadline_mono, text = time.monotonic() + PATIENCE_S, b""
-        while not text.endswith(b"\n"):
+        """Wait for the answer, and a little longer for the one of the late trials."""
+        deadline_mono, text, num_answers = time.monotonic() + PATIENCE_S, b"", 0
+        while time.monotonic() < deadline_mono:
             check()
             note("proving the loop")
-            if select.select([self._read_end], [], [], _POLL_S)[0]:
-                if not (more := os.read(self._read_end, 1 << 16)):
-                    return self._make_proof(ProofOutcome.UNPROVEN, "its trials were killed")
-                text += more
-            elif time.monotonic() > deadline_mono:
-                spent_s = time.monotonic() - self._started_mono
-                return self._make_proof(ProofOutcome.UNPROVEN, f"its trials have taken more than {spent_s:.0f} s")
-        outcome, reason = json.loads(text)
-        return self._make_proof(ProofOutcome(outcome), reason)
+            if not select.select([self._read_end], [], [], _POLL_S)[0]:
+                continue
+            more = os.read(self._read_end, 1 << 16)
+            if not more:
+                break
+            text += more
+            if not num_answers and b"\n" in text:
+                deadline_mono = min(deadline_mono, time.monotonic() + _MOST_LATE_S)
+            num_answers = text.count(b"\n")
+        if num_answers:
+            outcome, reason = json.loads(text.split(b"\n")[num_answers - 1])
+            return self._make_proof(ProofOutcome(outcome), reason)
+        spent_s = time.monotonic() - self._started_mono
+        is_late = time.monotonic() >= deadline_mono
+        reason = f"its trials have taken more than {spent_s:.0f} s" if is_late else "its trials were killed"
+        return self._make_proof(ProofOutcome.UNPROVEN, reason)
 
     def _make_proof(self, outcome: ProofOutcome, reason: str) -> LayoutProof:
         seconds = time.monotonic() - self._started_mono
@@ -171,20 +215,18 @@ def make_trial_spec(spec: JobSpec, directory: Path, *, entered_after: int, on_gp
     )
 
 
-def _run_and_judge(plan: TrialPlan) -> tuple[ProofOutcome, str]:
-    """Run the trials in this process. Return the outcome and its reason."""
-    torch.set_num_threads(1)  # the threads of a parallel region do not survive a fork
-    names = [UNDISTURBED, NEWCOMER, *([SPLIT] if plan.spec.elasticity.max_workers > 1 else [])]
+def _run_trials(plan: TrialPlan, names: Sequence[str]) -> tuple[ProofOutcome, str, Trial | None]:
+    """Return the outcome of trials, its reason, and the undisturbed trial; None if a trial has ended or failed."""
     try:
-        findings, _ = run_trials(plan, names, lambda _: None)
+        findings, undisturbed = run_trials(plan, names, lambda _: None)
     except Crashed as crashed:
-        return ProofOutcome.UNPROVEN, f"a trial has ended: {crashed}"
+        return ProofOutcome.UNPROVEN, f"a trial has ended: {crashed}", None
     if (failure := findings.get("failed")) is not None:
         if "sentence" not in failure:  # the trials were not possible
-            return ProofOutcome.UNPROVEN, failure["message"]
+            return ProofOutcome.UNPROVEN, failure["message"], None
         entry = f", {failure['after']}" if failure["after"] else ""
-        return ProofOutcome.UNPROVEN, f"a trial has failed{entry}: {failure['sentence']}"
-    return judge(findings)
+        return ProofOutcome.UNPROVEN, f"a trial has failed{entry}: {failure['sentence']}", None
+    return *judge(findings), undisturbed
 
 
 def _describe_untracked(findings: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ from shoal_workers.engine.loop.late_changes import LateChanges
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
+from shoal_workers.engine.loop.untracked import UntrackedState
 from shoal_workers.engine.media.current import split
 from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.parallel.device_copies import BatchCopies, to_device
@@ -173,6 +174,8 @@ class Run:
         self._entered: object = None
         """Mark of what was tracked when the loop entered the epoch, if steps of it were complete."""
         self._mark: Callable[[], object] = object
+        self._untracked: UntrackedState | None = None
+        """None in trials, which compare what is not tracked themselves."""
         self.objects: Mapping[str, Stateful] = {}
         """What is tracked, by name."""
         self.collates: list[object] = []
@@ -255,6 +258,8 @@ class Run:
                 "parallelism.dp_shard shards the model of a loop, and nothing that run.track() names is sharded: every "
                 "worker has all of it. Wrap the model with run.wrap(model), or leave parallelism out."
             )
+        if self.most_micro_batches is None:
+            self._untracked = UntrackedState(objects, self, self._membership.say)
         restored = self._restore(tracked, recent)
         host_data = RankData("", self._host)
         when_all_have_restored(self._group, restored, host_data, dict)
@@ -265,11 +270,24 @@ class Run:
             self._late_changes = LateChanges(tracked.optimizers(), tracked.order, self._are_factors_usual)
         self._mark = partial(tracked.mark, only_counted=True)
         state = TrackedState(
-            tracked, self._spec.seed, recent, self._stream_states, self._epochs, self._are_factors_usual
+            tracked,
+            self._spec.seed,
+            recent,
+            self._stream_states,
+            self._epochs,
+            self._are_factors_usual,
+            dict if self._untracked is None else self._untracked.save,
         )
         self._boundary = StepBoundary(
             self._membership, self._spec, state, recent, self._buffers, self._store, self._saver, self.observer
         )
+
+    def untracked(self, *names: str) -> None:
+        """Says that these variables may begin anew when the function is called again, because the model that comes out
+        does not depend on them. Call it after `track`. `names`: of variables of the program, as messages have them."""
+        self._tracked("untracked")
+        if self._untracked is not None:
+            self._untracked.accepted |= set(names)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """The numbers of the epochs, from the interrupted one on. In each, `batches` or `global_batches` gives the data
@@ -428,6 +446,7 @@ class Run:
         self._check()
         if not self._is_in_micro_batch:
             self._commit_step_of_own_data()
+            self._begin_untracked()
         self._membership.position.enter(Phase.BACKWARD)
         weight = (self.default_weight if weight is None else weight) * self._micro.weight
         self._late_changes.begin_backward()
@@ -536,6 +555,8 @@ class Run:
             if isinstance(source, Streams):
                 boundary.invalidate()
                 source.end_step(self._membership.position.step)
+        if self._untracked is not None:
+            self._untracked.note()
         boundary.commit(results, self._data_s)
 
     def steps(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
@@ -611,6 +632,7 @@ class Run:
     ) -> Any:
         """Called by `GlobalBatch`: reads the samples of a micro-batch, which is the current one from now on."""
         self._check()
+        self._begin_untracked()
         self._micro, self._num_left, self._results.samples = micro, num_left, num_samples
         self._micro_weight, self._is_in_micro_batch = 0.0, True
         self._buffers.begin_micro_batch(is_real=micro.weight > 0)
@@ -691,10 +713,16 @@ class Run:
         self._stream_states.texts = dict(extra.get("streams", {}))
         self._epochs[:] = extra.get("epochs", [])
         self._are_factors_usual.update(extra.get("are_factors_usual", {}))
+        if self._untracked is not None:
+            self._untracked.restore(extra)
         for report in Recent.parse(extra.get("reports", ())):
             recent.add(report)
             self.loss = getattr(report, "loss", self.loss)
         return Restored(int(extra["step"]), loaded.num_bytes, loaded.remote_bytes)
+
+    def _begin_untracked(self) -> None:
+        if self._untracked is not None:
+            self._untracked.begin()
 
     def _commit_awaited(self) -> None:
         if self._awaits_commit:

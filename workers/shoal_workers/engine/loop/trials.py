@@ -37,7 +37,14 @@ from shoal_workers.contract.worker_reports import SavedPart, StepReport
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
-from shoal_workers.engine.loop.variables import Values, values_of, variables_in, variables_of, variables_of_collates
+from shoal_workers.engine.loop.variables import (
+    Values,
+    values_of,
+    variable_of_gradients,
+    variables_in,
+    variables_of,
+    variables_of_collates,
+)
 from shoal_workers.engine.loop.verdict import (
     NEWCOMER,
     NOISY,
@@ -319,7 +326,7 @@ class _TrialRank:
             directory, objects = Path.cwd(), run.objects
             excluded: dict[int, object] = {id(tracked): tracked for tracked in objects.values()} | {id(run): run}
             variables = variables_of(sys._getframe(), directory, excluded) | variables_in(objects, directory)
-            variables |= variables_of_collates(run.collates, directory)
+            variables |= variables_of_collates(run.collates, directory) | variable_of_gradients(objects)
             trial.variables[step] = {
                 name: (variable.file, variable.kind, dict(variable.values)) for name, variable in variables.items()
             }
@@ -358,7 +365,7 @@ class _TrialRank:
                 if not self._plan.is_silent and self._name != SPLIT:
                     numbers |= item.metrics
                 self._trial.losses[item.step] = {name: number for name, number in numbers.items() if number is not None}
-                self._trial.step_s = item.step_s
+                self._trial.step_s = min(item.step_s, self._trial.step_s or item.step_s)
             elif isinstance(item, SavedPart):
                 self._saved.append(item)
 

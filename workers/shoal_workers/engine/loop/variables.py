@@ -8,6 +8,7 @@ here. Called by the trials of a loop, on the training thread.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -42,6 +43,8 @@ _TIMES_NOISE = 8
 """Differences of this many times what noise alone makes are none."""
 _CONTAINERS = (list, dict, set, deque)
 _OF_MODULES = frozenset(vars(nn.Module()))
+_CALLER = str(PACKAGE / "engine" / "loop" / "loop_program.py")
+"""Calls the function."""
 _SHOAL = f"{PACKAGE.parent / 'shoal'}{os.sep}"
 
 Value = Tensor | float | str
@@ -70,7 +73,7 @@ def variables_of(frame: FrameType, directory: Path, left_out: Mapping[int, objec
     """Those of the frames below `frame` and of the modules whose file lies below `directory`. `left_out`: objects by
     their id, which are not looked at."""
     variables: dict[str, Variable] = {}
-    for file, names in _scopes(frame, directory):
+    for file, names in scopes(frame, directory):
         for name, value in names.items():
             if name.startswith("__") or name in variables or id(value) in left_out or isinstance(value, type):
                 continue
@@ -107,6 +110,13 @@ def variables_in(objects: Mapping[str, object], directory: Path) -> dict[str, Va
                     file = str(getattr(sys.modules.get(type(part).__module__), "__file__", ""))
                     variables[f"{path}.{key}"] = Variable(file, "plain", values)
     return variables
+
+
+def variable_of_gradients(objects: Mapping[str, object]) -> dict[str, Variable]:
+    """Which gradients are left from the step before; a restored process has none."""
+    modules = [tracked for tracked in objects.values() if isinstance(tracked, nn.Module)]
+    left = [parameter for module in modules for parameter in module.parameters() if parameter.grad is not None]
+    return {"gradients that no update has used": Variable("", "plain", {"number": float(len(left))} if left else {})}
 
 
 def values_of(value: Any, directory: Path, left_out: Mapping[int, object] | None = None) -> Values:
@@ -176,9 +186,10 @@ def _limit(value: Tensor, base: Value | None) -> float:
     return _OF_CHANGE * change + _NUM_ROUNDINGS * torch.finfo(value.dtype).eps * largest
 
 
-def _scopes(frame: FrameType, directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def scopes(frame: FrameType, directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield file and variables of the program's frames from `frame` up to its function, then of its modules."""
     above: FrameType | None = frame
-    while above is not None:
+    while above is not None and above.f_code.co_filename != _CALLER:
         file = above.f_code.co_filename
         if above.f_code.co_name != "<module>" and is_below(file, directory):
             yield file, dict(above.f_locals)
@@ -189,6 +200,7 @@ def _scopes(frame: FrameType, directory: Path) -> Iterator[tuple[str, dict[str, 
             yield path, dict(vars(module))
 
 
+@functools.cache
 def is_below(file: str, directory: Path) -> bool:
     """Return whether a file is part of the program, and no package that is installed below its directory."""
     start = f"{directory}{os.sep}"
@@ -199,7 +211,9 @@ def is_below(file: str, directory: Path) -> bool:
 
 
 def place_of(name: str, file: str) -> str:
-    """Where it is assigned first: `train.py:12`."""
+    """Where it is assigned first: `train.py:12`. The file may be empty."""
+    if not file:
+        return "no variable"
     line = line_of_name(file, name.rpartition(".")[2])
     return f"{Path(file).name}:{line}" if line else Path(file).name
 

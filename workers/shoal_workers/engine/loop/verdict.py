@@ -41,6 +41,7 @@ class Trial:
     variables: dict[int, dict[str, tuple[str, str, dict[str, Any]]]] = field(default_factory=dict)
     """File, kind and values of each variable by name, at the step at which a newcomer enters."""
     step_s: float = 0.0
+    """Shortest time of a step."""
     steps_per_epoch: int | None = None
     most_workers: int | None = None
     """Workers among which the data can be divided, at most."""
