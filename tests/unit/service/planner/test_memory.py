@@ -278,7 +278,7 @@ def test_at_submit_a_node_without_room_for_plain_replicas_is_noted_only_if_it_ha
     shards = plan(job(SMALL, batch=BATCH, elasticity={"max_workers": 4}, **SHARDED), 4).host.of(4) / (1 << 30)
     assert plan(spec, 4).host.of(4) / (1 << 30) > shards + 0.2
     assert memory_note(spec, [(4.0, 0.0, shards + 0.1)], None) == ""
-    assert f"is {shards:,.1f} GiB" in memory_note(spec, [(4.0, 0.0, shards - 0.1)], None)
+    assert f"predicts {shards:,.1f} GiB" in memory_note(spec, [(4.0, 0.0, shards - 0.1)], None)
 
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
