@@ -173,7 +173,8 @@ class TaskProgram:
         proof = proof_of(generation, group)
         if self.runtime is not None and not self.runtime.revive(membership.meshes):
             self.runtime = None  # freed before another one is built
-        check_whole = partial(refuse_if_too_large, generation, group, self._host)
+        touched_bytes = self._memory_toucher.num_bytes if self._memory_toucher is not None else 0
+        check_whole = partial(refuse_if_too_large, generation, group, self._host, touched_bytes)
         if self.runtime is None:
             self.runtime = build_runtime(generation, check_whole)
         else:

@@ -101,14 +101,18 @@ def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout
     racks, refused = racks_of([*usual, *spares]), state.history.refused_layouts
     spec = state.target.spec
     best = plan(spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
-    chosen = _preferred(state, best)
-    choice = _placed(state, chosen, best, usual, spares)
-    if choice.refusal and chosen is not best:
-        choice = _placed(state, best, best, usual, spares)
+    choice = _choose_level(state, best, usual, spares)
     if choice.refusal and best.layout.shard is ShardLevel.NONE and is_plain_by_default(spec):
         sharded = plan(spec, len(usual), state.config.profile, racks, (*refused, best.layout))
-        return _placed(state, sharded, sharded, usual, spares)
+        return _choose_level(state, sharded, usual, spares)
     return choice
+
+
+def _choose_level(state: Attempt, best: Plan, usual: Sequence[Worker], spares: Sequence[Worker]) -> Choice:
+    """Return the preferred layout of a plan, or its best one if the preferred one does not fit."""
+    chosen = _preferred(state, best)
+    choice = _placed(state, chosen, best, usual, spares)
+    return _placed(state, best, best, usual, spares) if choice.refusal and chosen is not best else choice
 
 
 def _preferred(state: Attempt, best: Plan) -> Plan:

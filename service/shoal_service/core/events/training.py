@@ -112,7 +112,8 @@ class LayoutProven(JobEvent, type="layout.proven", severity=Severity.INFO):
 
 
 class LayoutRefused(JobEvent, type="layout.refused", severity=Severity.WARNING, text="layout refused: {message}"):
-    """A proof has shown that the layout trains another model. It is not used, nor any that uses the same axes."""
+    """The layout trains another model, or its workers have too little memory. It is not used, nor any that uses the
+    same axes."""
 
     layout: str
     message: str

@@ -5,7 +5,7 @@ what other programs have left of a host's memory.
                            what snapshots keep of them. Nothing if it has the model of the generation before
     may be used            half of the memory that is left on the host, or of the `worker.memory_gib` of its workers,
                            for all of them together: the other half is for activations, data and whatever was not
-                           counted
+                           counted. 90 % for a built-in task, whose activations the planner has counted
 
 All ranks get the same answer, before anything of the state beside the model has been allocated. Another group follows,
 whose layout is sharded. Where the spec asks for `shard: none`, nothing is refused. Called by `TaskProgram`.
@@ -30,15 +30,19 @@ from shoal_workers.machine_limits import available_bytes
 _MOMENTS = 2
 """As AdamW has: the optimizer of a task is not known yet."""
 _SNAPSHOTS = 2
-_USABLE = 0.5
+_USABLE, _USABLE_IF_PLANNED = 0.5, 0.9
+_BUILT_IN_TASKS = "shoal_workers.tasks."
 _GIB = 1 << 30
 
 
-def refuse_if_too_large(generation: Generation, group: Group, host: str, model: nn.Module | None) -> None:
+def refuse_if_too_large(
+    generation: Generation, group: Group, host: str, touched_bytes: int, model: nn.Module | None
+) -> None:
     """All ranks.
 
     Args:
         host: differs between hosts.
+        touched_bytes: memory that this worker keeps for its tensors, as long as it has none.
         model: the whole one; None if the worker has that of the generation before.
 
     Raises:
@@ -49,7 +53,9 @@ def refuse_if_too_large(generation: Generation, group: Group, host: str, model: 
         return
     needed = 0 if model is None else bytes_needed(model, spec)
     limit = round(spec.worker.memory_gib * _GIB)
-    reason = group.decide("whole state", f"{host} {needed} {available_bytes()}", partial(decide, worker_bytes=limit))
+    usable = _USABLE_IF_PLANNED if spec.task.startswith(_BUILT_IN_TASKS) else _USABLE
+    texts = f"{host} {needed} {available_bytes()} {touched_bytes}"
+    reason = group.decide("whole state", texts, partial(decide, worker_bytes=limit, usable=usable))
     if reason:
         raise LayoutRefused(LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=reason))
 
@@ -63,25 +69,30 @@ def bytes_needed(model: nn.Module, spec: JobSpec) -> int:
     return state + gradients + _SNAPSHOTS * state * spec.snapshot.enabled
 
 
-def decide(texts: list[str], worker_bytes: int = 0) -> str:
+def decide(texts: list[str], worker_bytes: int = 0, usable: float = _USABLE) -> str:
     """Return why the whole state does not fit; empty if it does.
 
     Args:
-        texts: of each rank its host, the bytes that it needs, and those that are left there.
+        texts: of each rank its host, the bytes that it needs, those that are left there, and those that it keeps for
+            its tensors.
         worker_bytes: what one worker may use; 0 if it has no limit.
+        usable: share of the memory that may be used.
     """
     needed: dict[str, int] = defaultdict(int)
     left: dict[str, int] = {}
+    kept: dict[str, int] = defaultdict(int)
     num_workers: dict[str, int] = defaultdict(int)
-    for host, more, there in (text.split() for text in texts):
+    for host, more, there, touched in (text.split() for text in texts):
         num_workers[host] += 1
         needed[host] += int(more)
+        kept[host] += int(touched)
         left[host] = min(left.get(host, int(there)), int(there))
     for host, num_bytes in needed.items():
-        room = min(left[host], num_workers[host] * worker_bytes or left[host])
-        if num_bytes > _USABLE * room:
+        room = left[host] + kept[host]
+        room = min(room, num_workers[host] * worker_bytes or room)
+        if num_bytes > usable * room:
             return (
                 f"the whole state of the model does not fit on each worker: {num_workers[host]} on {host} need "
-                f"{num_bytes / _GIB:,.2f} GiB, and half of {room / _GIB:,.2f} GiB may be used"
+                f"{num_bytes / _GIB:,.2f} GiB, and {usable:.0%} of {room / _GIB:,.2f} GiB may be used"
             )
     return ""

@@ -75,6 +75,8 @@ class MemoryToucher:
 
     def __init__(self, num_bytes: int, left: Callable[[], int] = available_bytes) -> None:
         """`left`: returns the memory that this process may still take, in bytes."""
+        self.num_bytes = 0
+        """What has been touched, which the worker's own tensors can have."""
         self._left = left
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._touch, args=(num_bytes,), name="shoal-memory", daemon=True)
@@ -101,3 +103,4 @@ class MemoryToucher:
             block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
             block[:: mmap.PAGESIZE] = 0
             blocks.append(block)
+            self.num_bytes += _BLOCK_BYTES
