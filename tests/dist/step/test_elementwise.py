@@ -106,30 +106,38 @@ def test_with_another_one_the_report_says_why_snapshots_are_copies(
     assert reason in cost.copies_reason
 
 
-@pytest.mark.parametrize("revived", [False, True])
-def test_a_number_of_an_optimizer_beside_its_state_goes_on_after_a_restore(
-    make_job: Any, reference: Any, revived: bool
+@pytest.mark.cells(3, 4)
+@pytest.mark.parametrize("revived", [True, False])
+@pytest.mark.parametrize("optimizer", ["Counted", "Assigning"])
+def test_what_an_optimizer_keeps_elsewhere_goes_on_after_a_restore(
+    make_job: Any, reference: Any, optimizer: str, revived: bool
 ) -> None:
-    """The rate is divided by a counter, which the step that makes the state of a new optimizer would have moved."""
-    spec = {**SPEC, "task": "own_optimizers:Own", "model": {"optimizer": "Counted"}, "checkpoint": {"every_steps": 3}}
+    """A counter that divides the rate, and memory of its own: the step that makes the state of a new optimizer would
+    have changed them."""
+    spec = {**SPEC, "task": "own_optimizers:Own", "model": {"optimizer": optimizer}, "checkpoint": {"every_steps": 3}}
     job = make_job(**spec)
     (worker,) = job.workers(1)
     worker.strike("forward", 5, "hold")
-    generation = job.start([worker])
+    layout = plain(1) if optimizer == "Assigning" else fully_sharded(1)
+    generation = job.start([worker], layout=layout)
     worker.reached()
     job.wait_until_committed([worker], 3)
     worker.call("interrupt", generation)
     worker.call("go")
     worker.exit()
     (other,) = [worker] if revived else job.workers(1)
-    (end,) = job.run([other])
+    (end,) = job.run([other], layout=layout)
     assert end.kind is ExitKind.FINISHED, end
     assert job.losses([worker, other]) == pytest.approx(reference(STEPS, **spec), rel=1e-6)
 
 
+@pytest.mark.cells(4, 6)
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_an_optimizer_may_give_a_parameter_new_memory(make_job: Any, reference: Any, world_size: int) -> None:
-    spec = {**SPEC, "task": "own_optimizers:Own", "model": {"optimizer": "Assigning"}}
+@pytest.mark.parametrize("optimizer", ["Assigning", "HeavyBall", "History"])
+def test_an_optimizer_may_give_parameters_and_state_new_memory(
+    make_job: Any, reference: Any, optimizer: str, world_size: int
+) -> None:
+    spec = {**SPEC, "task": "own_optimizers:Own", "model": {"optimizer": optimizer}}
     job = make_job(memory=True, **spec)
     workers = job.workers(world_size)
     job.finish(workers, layout=plain(world_size))

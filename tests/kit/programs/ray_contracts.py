@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 
@@ -152,7 +153,7 @@ def _config(job_id: str, *, can_load_task: bool = True) -> SupervisorConfig:
         job_id=job_id,
         attempt=1,
         spec=parse_spec(document if can_load_task else {**document, "task": "no_such_module:Task"}),
-        checkpoint_root="/nowhere",
+        checkpoint_root=f"{tempfile.gettempdir()}/shoal-contracts",
         granted=1,
         epoch=1,
         spec_version=1,

@@ -12,7 +12,7 @@ from torch import nn
 class Islander:
     def __init__(self, *, model, data, seed):
         self.loss_s, self.width = data.get("loss_s", 0.0), model.get("width", 21)
-        self.gate = Path(data.get("gate", "/nowhere"))
+        self.gate = Path(data["gate"]) if "gate" in data else None
 
     def build_model(self):
         return nn.Sequential(nn.Linear(8, self.width), nn.GELU(), nn.Dropout(0.1), nn.Linear(self.width, 3))
@@ -22,7 +22,7 @@ class Islander:
 
     def loss(self, model, batch):
         time.sleep(self.loss_s)
-        while self.gate.exists():
+        while self.gate is not None and self.gate.exists():
             time.sleep(0.05)
         x, y = batch
         return torch.nn.functional.mse_loss(model(x), y)

@@ -77,6 +77,29 @@ class Assigning(Optimizer):
                 parameter.data = parameter.data - group["lr"] * parameter.grad
 
 
+class HeavyBall(Assigning):
+    """Keeps the memory that it has taken from a parameter."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                previous = self.state[parameter].get("previous", parameter.data)
+                self.state[parameter]["previous"] = parameter.data
+                parameter.data = parameter.data - group["lr"] * parameter.grad + 0.5 * (parameter.data - previous)
+
+
+class History(SGD):
+    """Its state of each parameter grows until it has the last three norms."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                norms = self.state[parameter].get("norms", torch.zeros(0))
+                self.state[parameter]["norms"] = torch.cat([norms, parameter.grad.norm().reshape(1)])[-3:]
+                parameter.grad.div_(1 + self.state[parameter]["norms"].mean())
+        return super().step(closure)
+
+
 class Anchored(SGD):
     """Draws each parameter to where it began."""
 

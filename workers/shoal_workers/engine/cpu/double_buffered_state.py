@@ -83,8 +83,8 @@ class DoubleBufferedState(DeviceState):
         self._frozen_in: set[int] = set()
         """Indices of the slots that have the current values of the frozen parameters."""
         self._frozen_versions: tuple[int, ...] = ()
-        self._names: frozenset[str] = frozenset()
-        """The names of all tensors of the state, when it was moved or settled."""
+        self._kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        """Shape and type of all tensors of the state by name, when it was moved or settled."""
         self._owns_replicated = False
         self._extra_bytes = 0
 
@@ -140,7 +140,7 @@ class DoubleBufferedState(DeviceState):
         self._moved = movable
         self._moved_names = frozenset(name for parameter in movable for name in parameter.names)
         self._copied_names = tuple(item.fqn for item in plan.items if item.fqn not in self._moved_names)
-        self._names = frozenset(self.view.tensors())
+        self._kinds = self._read_kinds()
         self._slots, self._buffers = [], []
         for slot in slots:
             self._add(slot)
@@ -163,9 +163,9 @@ class DoubleBufferedState(DeviceState):
 
     def settle(self) -> None:
         """Called after an update or a restore, before `finish`: finds the places of the optimizer's state that has
-        appeared, and leaves out of the next part what was dropped. If it has no room and there is no memory for any,
+        appeared or has another shape, and leaves out of the next part what was dropped. If it has no room and there is no memory for any,
         the whole state is in private memory afterwards."""
-        if not self._slots or self.view.tensors().keys() == self._names:
+        if not self._slots or self._read_kinds() == self._kinds:
             return
         if self._has_room():
             self._arrange()
@@ -187,6 +187,9 @@ class DoubleBufferedState(DeviceState):
                 self.why_left = "too much of the state that has appeared cannot be moved"
         except SharedMemoryFull as error:
             self.why_left = f"shared memory has no room for the optimizer's state that has appeared: {error}"
+
+    def _read_kinds(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        return {name: (tensor.shape, tensor.dtype) for name, tensor in self.view.tensors().items()}
 
     def _has_room(self) -> bool:
         items = {item.fqn: item for item in self._slots[0].plan.items}
@@ -229,9 +232,7 @@ class DoubleBufferedState(DeviceState):
         self._copy_to(other, frozen=False)
         self._point_to(other)
         self.update.step(lr_factor)
-        for parameter, buffers in zip(self._moved, self._buffers[other], strict=True):
-            if parameter.local_parameter is not None:
-                parameter.take_back(self.update.optimizer.state.get(parameter.local_parameter, {}), buffers)
+        self._take_back()
         self.settle()
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
@@ -294,6 +295,7 @@ class DoubleBufferedState(DeviceState):
             self._slots[self._current].begin()
             self._is_filled_anew = True
             self._note_frozen(self._current)
+            self._take_back()  # an update that was broken off, or made state, may have put other tensors there
         return self.view.tensors()
 
     def _copy_to(self, index: int, *, frozen: bool) -> None:
@@ -306,6 +308,12 @@ class DoubleBufferedState(DeviceState):
         if new:  # a rank may have no part of any parameter
             with torch.no_grad():
                 torch._foreach_copy_(new, old)
+
+    def _take_back(self) -> None:
+        """Bring to the current buffer what the optimizer has put elsewhere."""
+        for parameter, buffers in zip(self._moved, self._buffers[self._current], strict=True):
+            if parameter.local_parameter is not None:
+                parameter.take_back(self.update.optimizer.state.get(parameter.local_parameter, {}), buffers)
 
     def _point_to(self, index: int) -> None:
         """Point everything that refers to the state to the slot of this index."""
@@ -426,12 +434,13 @@ class _MovedParameter:
         pairs = [(self.refers[-1], target.parameter)]
         for key, tensor in self.state.items():
             kept = state.get(key)
-            if isinstance(kept, Tensor):
+            if isinstance(kept, Tensor) and (kept.shape, kept.dtype) == (tensor.shape, tensor.dtype):
                 pairs.append((kept, target.state[key]))
                 state[key] = tensor
         replaced = [(now, place) for now, place in pairs if now.data_ptr() != place.data_ptr()]
-        for now, place in replaced:
-            place.copy_(now)
+        copies = [now.clone() for now, _ in replaced]  # one's place may be the memory of another
+        for copied, (_, place) in zip(copies, replaced, strict=True):
+            place.copy_(copied)
         if replaced:
             self.point_to(target)
 

@@ -4,11 +4,11 @@
     commit of a step     which of them hold something else now: said once, and saved with the state of the step
     after a restore      a variable that does not hold what the saved state says ends the job, with its name
 
-State is what the model that comes out can consist of or depend on: generators, schedules, tensors and arrays that have
-the shape of a tracked matrix (averages, masks, copies of weights, states of optimizers), and parameters of modules that
-are not tracked. Numbers, texts and other tensors are mostly lists of losses, clocks, counts, metrics. Whether the first
-steps depend on these is proven (proof.py); a restore names those that begin anew, and goes on. Called by `Run` on the
-training thread.
+State is what the model that comes out can consist of: schedules, parameters of modules that are not tracked, and
+variables with tensors of the shapes of several tracked parameters (averages, masks, copies of weights, states of
+optimizers). Everything else is mostly losses, clocks, counts, metrics, batches and generators of a validation. Whether
+the first steps depend on it is proven (proof.py); a restore names what begins anew, and goes on. DTensors are not
+looked at: a rank has only its part of them. Called by `Run` on the training thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import math
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,10 +28,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedParameter
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.engine.loop.variables import is_below, place_of, scopes
 from shoal_workers.engine.randomness import is_generator, state_of_generator
 from shoal_workers.engine.task.reachable import attributes_of, reachable
@@ -46,6 +48,8 @@ _WHOLE = (nn.Module, LRScheduler, DataLoader, Dataset, type)
 _REL = 1e-6
 """Relative difference of sums that is rounding."""
 _NUM_FACTORS = 7
+_LEAST_SHAPES = 2
+"""Shapes of tracked parameters that a copy of weights has: one alone may be that of a batch."""
 _MAX_NAMES = 8
 
 
@@ -56,12 +60,13 @@ class _Digest:
     total: float = 0.0
     """Sum of the magnitudes of tensors and arrays that are state, each with a factor of its place."""
     text: str = ""
-    """Checksum of generators; or the state of a schedule."""
+    """The state of a schedule."""
     rest: int = 0
-    """Checksum of numbers and texts, and of places and versions of other tensors: for this process only."""
+    """Checksum of numbers, texts and generators, and of places and versions of other tensors: for this process only."""
 
     def has_state_of(self, other: _Digest) -> bool:
-        return self.text == other.text and math.isclose(self.total, other.total, rel_tol=_REL)
+        are_nan = math.isnan(self.total) and math.isnan(other.total)
+        return self.text == other.text and (are_nan or math.isclose(self.total, other.total, rel_tol=_REL))
 
 
 class UntrackedState:
@@ -82,8 +87,6 @@ class UntrackedState:
         self._restored: dict[str, _Digest] = {}
         self._restored_rest: frozenset[str] = frozenset()
         """What the restored state says of the same."""
-        self._generators: dict[int, tuple[Any, int, bytes]] = {}
-        """Generators of torch by id, each with the seed that it had last and the state in which it was first seen."""
         self._started_mono = time.monotonic()
         self._spent_s = 0.0
 
@@ -157,86 +160,111 @@ class UntrackedState:
         return name in self.accepted or name.split(".")[0] in self.accepted
 
     def _read(self) -> dict[str, tuple[_Digest, str]]:
-        """Return digest and file of each variable of the program by name."""
+        """Return digest and file of each variable of the program by name, but for those that cannot be read: they may
+        be proxies, or change on another thread."""
         directory = Path.cwd()
         tracked = {id(tracked) for tracked in self._objects.values()}
         roots: dict[str, tuple[Any, str]] = {}
         for file, names in scopes(sys._getframe(), directory):
-            for name, value in names.items():
-                is_shoal = type(value).__module__.startswith("shoal_workers.")
-                if name.startswith("__") or is_shoal or id(value) in tracked:
+            for name, value in [*names.items()]:
+                if name.startswith("__") or id(value) in tracked:
                     continue
-                is_own = is_below(str(getattr(sys.modules.get(type(value).__module__), "__file__", "")), directory)
-                parts = attributes_of(value) if is_own and not isinstance(value, _WHOLE) else {}
-                roots.setdefault(name, (None if parts else value, file))
-                for key, part in parts.items():
-                    roots.setdefault(f"{name}.{key}", (part, file))
-        shapes = self._find_shapes()
+                with suppress(Exception):
+                    for path, part in _divide(name, value, directory):
+                        roots.setdefault(path, (part, file))
         known = tracked | {id(self._run), *self._find_known(value for value, _ in roots.values())}
-        return {name: (self._digest(value, known, shapes), file) for name, (value, file) in roots.items()}
+        own = _Own(self._objects)
+        digests: dict[str, tuple[_Digest, str]] = {}
+        for name, (value, file) in roots.items():
+            with suppress(Exception):
+                digests[name] = _digest(value, known, own), file
+        return digests
 
-    def _find_known(self, values: Iterator[Any]) -> Iterator[int]:
-        """Yield ids of what is tracked, and of what belongs to data, whose order is Shoal's or has no effect."""
+    def _find_known(self, values: Iterable[Any]) -> Iterator[int]:
+        """Yield ids of what is tracked, and of data, whose order is Shoal's or has no effect."""
         for _, value in reachable(self._objects, ()):
             yield id(value)
         for tracked in self._objects.values():
-            if isinstance(tracked, nn.Module):
-                yield from map(id, tracked.modules())
-        for value in values:
-            if isinstance(value, (DataLoader, Dataset)):
-                yield id(value)
-                yield from (id(part) for _, part in reachable({"": value}, ()) if is_generator(part))
-
-    def _find_shapes(self) -> set[tuple[int, ...]]:
-        """Return the shapes of what is tracked and trains: those of matrices, and that of all parameters in a row."""
-        modules = [tracked for tracked in self._objects.values() if isinstance(tracked, nn.Module)]
-        parameters = [parameter for module in modules for parameter in module.parameters()]
-        shapes = {tuple(parameter.shape) for parameter in parameters if parameter.ndim > 1 and parameter.numel() > 1}
-        return shapes | {(sum(p.numel() for p in module.parameters()),) for module in modules}
-
-    def _digest(self, value: Any, known: set[int], shapes: set[tuple[int, ...]]) -> _Digest:
-        if value is None or id(value) in known or isinstance(value, type):
-            return _Digest()
-        if isinstance(value, LRScheduler):
-            return _Digest(text=json.dumps(value.state_dict(), default=repr))
-        sums: list[Tensor] = []
-        checksum = rest = 0
-        for _, part in islice(reachable({"": value}, known), _MAX_VALUES):
-            if is_generator(part):
-                checksum = zlib.crc32(self._read_generator(part), checksum)
-            elif isinstance(part, (Tensor, np.ndarray)) and (
-                tuple(part.shape) in shapes or (isinstance(part, nn.Parameter) and part.numel() > 1)
-            ):
-                sums.append(_sum_magnitudes(part))
-            else:
-                rest = zlib.crc32(_describe_content(part).encode(), rest)
-        numbers = torch.stack([number.double().to(sums[0].device) for number in sums]).tolist() if sums else []
-        total = math.fsum(number * (1 + place % _NUM_FACTORS) for place, number in enumerate(numbers))
-        return _Digest(total, f"{checksum:08x}" if checksum else "", rest)
-
-    def _read_generator(self, generator: Any) -> bytes:
-        """Return its state; the first one if it was seeded since the last step, as from the number of the step."""
-        state = state_of_generator(generator)
-        if not isinstance(generator, torch.Generator):
-            return state
-        seed = generator.initial_seed()
-        _, last_seed, first_state = self._generators.get(id(generator), (generator, seed, state))
-        self._generators[id(generator)] = generator, seed, first_state
-        return state if seed == last_seed else first_state
+            yield from map(id, tracked.modules() if isinstance(tracked, nn.Module) else attributes_of(tracked).values())
+        yield from (id(value) for value in values if isinstance(value, (DataLoader, Dataset)))
 
 
-def _describe_content(part: Any) -> str:
+class _Own:
+    """What the parameters of tracked modules are like."""
+
+    def __init__(self, objects: Mapping[str, object]) -> None:
+        modules = [tracked for tracked in objects.values() if isinstance(tracked, nn.Module)]
+        parameters = [
+            parameter
+            for module in modules
+            for parameter in module.parameters()
+            if not isinstance(parameter, (DTensor, UninitializedParameter))
+        ]
+        self.shapes = {tuple(parameter.shape) for parameter in parameters if parameter.numel() > 1}
+        self._places = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+
+    def is_alike(self, part: Any) -> bool:
+        """Return whether a value may be a copy of a parameter; it is none if it shares its memory."""
+        if isinstance(part, np.ndarray):
+            return part.shape in self.shapes and part.dtype.kind in "biufc"
+        if not isinstance(part, Tensor) or isinstance(part, DTensor) or part.layout is not torch.strided:
+            return False
+        is_shape = tuple(part.shape) in self.shapes or (isinstance(part, nn.Parameter) and part.numel() > 1)
+        return is_shape and not part.is_meta and part.untyped_storage().data_ptr() not in self._places
+
+
+def _divide(name: str, value: Any, directory: Path) -> Iterator[tuple[str, Any]]:
+    """Yield a variable; of an object of the program's own classes instead the attributes."""
+    module = type(value).__module__
+    if module.startswith("shoal_workers."):
+        return
+    is_own = is_below(str(getattr(sys.modules.get(module), "__file__", "")), directory)
+    parts = attributes_of(value) if is_own and not isinstance(value, _WHOLE) else {}
+    yield name, None if parts else value
+    for key, part in parts.items():
+        yield f"{name}.{key}", part
+
+
+def _digest(value: Any, known: Collection[int], own: _Own) -> _Digest:
+    """Return what a variable holds. Raises whatever its objects raise."""
+    if value is None or id(value) in known or isinstance(value, type):
+        return _Digest()
+    if isinstance(value, LRScheduler):
+        return _Digest(text=json.dumps(value.state_dict(), default=lambda part: type(part).__name__))
+    copies: list[Any] = []
+    rest = 0
+    for _, part in islice(reachable({"": value}, known), _MAX_VALUES):
+        if own.is_alike(part):
+            copies.append(part)
+        else:
+            rest = zlib.crc32(_describe_content(part), rest)
+    if len({tuple(part.shape) for part in copies}) < _LEAST_SHAPES and not any(
+        isinstance(part, nn.Parameter) for part in copies
+    ):
+        for part in copies:
+            rest = zlib.crc32(_describe_content(part), rest)
+        return _Digest(rest=rest)
+    sums = [_sum_magnitudes(part) for part in copies]
+    numbers = torch.stack([number.double().to(sums[0].device) for number in sums]).tolist()
+    return _Digest(math.fsum(number * (1 + place % _NUM_FACTORS) for place, number in enumerate(numbers)), "", rest)
+
+
+def _describe_content(part: Any) -> bytes:
+    if is_generator(part):
+        return state_of_generator(part)
     if isinstance(part, Tensor):
-        return f"{part.data_ptr()} {part._version}" if part.layout is torch.strided else ""
+        has_version = part.layout is torch.strided and not part.is_inference()
+        return f"{part.data_ptr()} {part._version}".encode() if has_version else b""
     if isinstance(part, (str, bytes)) and len(part) > _MAX_TEXT:
-        return f"{id(part)}"
-    return repr(part)
+        return f"{id(part)}".encode()
+    return repr(part).encode()
 
 
 @torch.no_grad()
 def _sum_magnitudes(part: Any) -> Tensor:
     """Return a scalar on the tensor's device."""
-    tensor = local_tensor(part) if isinstance(part, Tensor) else torch.from_numpy(np.ascontiguousarray(part))
-    if tensor.is_floating_point() or tensor.is_complex():
-        return cast(Tensor, torch.linalg.vector_norm(tensor, 1))
-    return tensor.sum(dtype=torch.float64)
+    tensor = part if isinstance(part, Tensor) else torch.from_numpy(np.ascontiguousarray(part))
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return tensor.sum(dtype=torch.float64)
+    is_half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return cast(Tensor, torch.linalg.vector_norm(tensor, 1, dtype=torch.float32 if is_half else None))
