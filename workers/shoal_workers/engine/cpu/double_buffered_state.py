@@ -163,8 +163,8 @@ class DoubleBufferedState(DeviceState):
 
     def settle(self) -> None:
         """Called after an update or a restore, before `finish`: finds the places of the optimizer's state that has
-        appeared or has another shape, and leaves out of the next part what was dropped. If it has no room and there is no memory for any,
-        the whole state is in private memory afterwards."""
+        appeared or has another shape, and leaves out of the next part what was dropped. If it has no room and there is
+        no memory for any, the whole state is in private memory afterwards."""
         if not self._slots or self._read_kinds() == self._kinds:
             return
         if self._has_room():
