@@ -257,8 +257,8 @@ def is_attempt_token(token: str) -> bool:
     return token.startswith(_ATTEMPT_PREFIX)
 
 
-def id_of(token: str) -> str | None:
-    """The id of a token; None if it does not have the form of one."""
+def parse_token_id(token: str) -> str | None:
+    """Return the id of a token; None if the text does not have the form of one."""
     match = _FORM.fullmatch(token)
     return match.group(1) if match else None
 

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Row, bindparam, delete, func, insert, or_, select, update
 
 from shoal_service.access_views import AuditEvent, NewToken, TokenRequest, TokenView
-from shoal_service.core.access import Principal, Refusal, Role, grant_of, hash_of, id_of, is_own, new_token
+from shoal_service.core.access import Principal, Refusal, Role, grant_of, hash_of, parse_token_id, is_own, new_token
 from shoal_service.store.database import Transaction, audit, insert_on_conflict, sessions, tokens
 from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.records import columns_for
@@ -85,7 +85,7 @@ def _insert(tx: Transaction, principal: Principal, *, by: str, now: float) -> Ne
 
 
 def _make_token_row(token: str, principal: Principal, *, by: str, now: float) -> dict[str, Any]:
-    token_id = id_of(token)
+    token_id = parse_token_id(token)
     assert token_id is not None, "not a token"
     return {
         "id": token_id,

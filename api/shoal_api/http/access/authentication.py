@@ -42,7 +42,7 @@ from shoal_api.http.access.request_scope import (
 )
 from shoal_api.http.problems import Csrf, problem_response
 from shoal_service.control.oidc import Issuer, IssuerUnreachable
-from shoal_service.core.access import JwtRefused, Principal, hash_of, id_of, is_attempt_token
+from shoal_service.core.access import JwtRefused, Principal, hash_of, parse_token_id, is_attempt_token
 from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_service.store import Store, StoreUnavailable, access, supervisor_links
@@ -91,7 +91,7 @@ class Authenticator:
     async def authenticate_bearer(self, token: str) -> Principal | None:
         """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
         JWT is not valid."""
-        if id_of(token) is not None:
+        if parse_token_id(token) is not None:
             return await self._find_principal(token, self._from_store(access.find_principal_by_token))
         if self._issuer is None or token.count(".") != 2:
             return None
