@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
-from shoal_service.core.access import ADMIN_TOKEN_FILE, BOOTSTRAP, GATEWAY_TOKEN_FILE, Role, parse_token_id, new_token
+from shoal_service.core.access import ADMIN_TOKEN_FILE, BOOTSTRAP, GATEWAY_TOKEN_FILE, Role, new_token, parse_token_id
 from shoal_service.problems import SettingsError
 from shoal_service.store import Store, access, cluster_links
 

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Row, bindparam, delete, func, insert, or_, select, update
 
 from shoal_service.access_views import AuditEvent, NewToken, TokenRequest, TokenView
-from shoal_service.core.access import Principal, Refusal, Role, grant_of, hash_of, parse_token_id, is_own, new_token
+from shoal_service.core.access import Principal, Refusal, Role, grant_of, hash_of, is_own, new_token, parse_token_id
 from shoal_service.store.database import Transaction, audit, insert_on_conflict, sessions, tokens
 from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.records import columns_for

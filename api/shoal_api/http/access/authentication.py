@@ -42,7 +42,7 @@ from shoal_api.http.access.request_scope import (
 )
 from shoal_api.http.problems import Csrf, problem_response
 from shoal_service.control.oidc import Issuer, IssuerUnreachable
-from shoal_service.core.access import JwtRefused, Principal, hash_of, parse_token_id, is_attempt_token
+from shoal_service.core.access import JwtRefused, Principal, hash_of, is_attempt_token, parse_token_id
 from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_service.store import Store, StoreUnavailable, access, supervisor_links
@@ -103,7 +103,7 @@ class Authenticator:
     async def authenticate_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token; None if no attempt that goes on has this token. What a report changes is
         checked again when it is stored."""
-        read = self._store.reading(supervisor_links.attempt_of_token)
+        read = self._store.reading(supervisor_links.find_attempt_by_token)
         return await self._recall(AttemptCaller, token, lambda secret: run_in_threadpool(read, secret))
 
     def forget(self) -> None:
