@@ -44,7 +44,7 @@ class ControlBench:
         """`nodes`: of the cluster `default`, the service's own; `others`: by name of another cluster."""
         self.store = store
         self.clock = FakeClock()
-        self._supervisor_endpoint = SupervisorEndpoint(store, self.clock)
+        self._endpoint = SupervisorEndpoint(store, self.clock)
         self.cluster = self.make_cluster(*(nodes or (node(),)))
         self.clusters = FakeClusters.single(self.cluster)
         for name, theirs in (others or {}).items():
@@ -53,7 +53,7 @@ class ControlBench:
         self.loop = ControlLoop(store, self.clusters, self.clock, config, policy=policy)
 
     def make_cluster(self, *nodes: Node) -> FakeCluster:
-        return FakeCluster(nodes, supervisor_endpoint=self._supervisor_endpoint, clock=self.clock)
+        return FakeCluster(nodes, endpoint=self._endpoint, clock=self.clock)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

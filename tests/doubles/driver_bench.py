@@ -30,7 +30,7 @@ class DriverBench:
     def __init__(self, store: Store, **spec: Any) -> None:
         self.store = store
         self.clock = FakeClock()
-        self.cluster = FakeCluster(supervisor_endpoint=SupervisorEndpoint(store, self.clock), clock=self.clock)
+        self.cluster = FakeCluster(endpoint=SupervisorEndpoint(store, self.clock), clock=self.clock)
         lease = store.acquire_lease("me", ttl_s=600, now=self.clock.time())
         assert lease is not None
         self.epoch = lease.epoch

@@ -143,7 +143,7 @@ def read_directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping
 
 
 def read_stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
-    """Return the answer to this request for stacks; None if it has not received."""
+    """Return the answer to this request for stacks; None if it has not arrived."""
     row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": read_job_num(tx, job_id)}).one_or_none()
     if row is None or row.attempt != attempt or not row.stacks:
         return None

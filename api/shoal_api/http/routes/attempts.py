@@ -140,8 +140,6 @@ async def _answer_directive_directly(request: Request) -> Response:
 
 async def _answer_directive(request: Request, after: int, wait_s: float) -> Response:
     request.scope[OPEN_ENDED] = POLL
-    supervisor_endpoint: SupervisorEndpoint = request.app.state.context.supervisor_endpoint
-    newest = await while_connected(
-        request, supervisor_endpoint.wait_for_directive(request.scope[ATTEMPT], after, wait_s)
-    )
+    endpoint: SupervisorEndpoint = request.app.state.context.supervisor_endpoint
+    newest = await while_connected(request, endpoint.wait_for_directive(request.scope[ATTEMPT], after, wait_s))
     return json_response(newest or DirectiveAnswer(number=after))
