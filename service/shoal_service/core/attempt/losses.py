@@ -128,7 +128,7 @@ def handle_exit(turn: Turn, worker: Worker, worker_exit: WorkerExit) -> None:
     if worker_exit.saved_part is not None:
         checkpoints.keep_part(turn, worker_exit.saved_part)
     if isinstance(turn.current, Quiescing):
-        turn.stay(replace(turn.current, left_at=turn.now))
+        turn.set_stage(replace(turn.current, left_at=turn.now))
     if worker_exit.is_planned and turn.stage in (Stage.FORMING, Stage.RUNNING):
         # not requested: the others are about to leave as well, or exceed the deadline
         turn.enter(Switching(since=turn.now, durable=not turn.target.keeps_snapshots))
@@ -142,7 +142,7 @@ def _left_with_error(turn: Turn, worker_exit: WorkerExit) -> None:
         if kind is ExitKind.SCRIPT_DIED:  # others have left before because of it: this is what the incident is about
             incidents.blame(turn, IncidentCause.SCRIPT_DIED, witness, message, None)
         if kind in _MAY_BE_RAISED_BY_OTHERS and turn.current.interrupt_at is not None:
-            turn.stay(replace(turn.current, interrupt_at=_grace_until(turn.state, turn.current.since, turn.now)))
+            turn.set_stage(replace(turn.current, interrupt_at=_grace_until(turn.state, turn.current.since, turn.now)))
     elif turn.state.group_active:
         if kind in CAUSE_BY_EXIT:
             incidents.blame(turn, CAUSE_BY_EXIT[kind], witness, message, None)
@@ -188,7 +188,7 @@ def interrupt_rest(turn: Turn) -> None:
     """Interrupt the workers that are still in `run`."""
     quiescing = turn.current
     assert isinstance(quiescing, Quiescing)
-    turn.stay(replace(quiescing, interrupt_at=None, interrupted_at=turn.now))
+    turn.set_stage(replace(quiescing, interrupt_at=None, interrupted_at=turn.now))
     turn.do(*(Interrupt(index, turn.group.generation) for index in turn.state.in_run))
 
 

@@ -77,9 +77,9 @@ class Target:
     """Names of the checkpoints that retention does not delete."""
 
     @property
-    def ends_saved(self) -> bool:
-        """True if the attempt saves at its next step boundary and ends: because it is paused, because the server stops,
-        or because another job gets the workers."""
+    def saves_and_ends(self) -> bool:
+        """True if the attempt saves at its next step boundary and ends: on a pause, if the server stops, or if another
+        job gets the workers."""
         return self.server_stops or self.is_preempted or self.desired is Desired.PAUSE
 
     @property
