@@ -11,7 +11,7 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.control.supervisor_reports import SupervisorEndpoint
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -55,7 +55,7 @@ class FakeSupervisor:
     @property
     def caller(self) -> AttemptCaller:
         assert self.config.home is not None
-        return AttemptCaller(self.config.job_id, self.config.attempt, hash_of(self.config.home.token))
+        return AttemptCaller(self.config.job_id, self.config.attempt, hash_secret(self.config.home.token))
 
     def report(self, *items: Any) -> None:
         self.outbox.add(*items)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
@@ -32,7 +32,7 @@ def sent(
     life: int = 1,
     now: float = 20.0,
 ) -> ReceivedReport:
-    caller = AttemptCaller(job_id, attempt, hash_of(token or job_id))
+    caller = AttemptCaller(job_id, attempt, hash_secret(token or job_id))
     return ReceivedReport(caller, HomeReport(life=life, after=after, reports=reports), now)
 
 

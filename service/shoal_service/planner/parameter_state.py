@@ -25,7 +25,7 @@ from shoal_workers.contract.hugging_face import HuggingFaceConfig, hugging_face_
 from shoal_workers.contract.hugging_face_plan import sizes_of
 from shoal_workers.contract.islands import IslandsSpec
 from shoal_workers.contract.language_model import LanguageModelConfig, expert_dim, feed_forward_dim, num_expert_layers
-from shoal_workers.contract.optimizers import MUON, OptimizerSpec, group_of, known
+from shoal_workers.contract.optimizers import MUON, OptimizerSpec, find_group, find_named_optimizer
 from shoal_workers.contract.spec import JobSpec, language_model_of
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _average(settings: OptimizerSpec, tensors: list[TensorSize]) -> PerParameter
 
 
 def _is_frozen(settings: OptimizerSpec, tensor: TensorSize) -> bool:
-    number = group_of(settings.groups, tensor.name)
+    number = find_group(settings.groups, tensor.name)
     return number is not None and settings.groups[number].frozen
 
 
@@ -168,7 +168,7 @@ def _state_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
 
 def _optimizer_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
     args, path = settings.args, settings.name
-    if (optimizer := known(settings.name)) is not None:
+    if (optimizer := find_named_optimizer(settings.name)) is not None:
         path = optimizer.path
     match path.replace(":", ".").rpartition(".")[2]:
         case "SGD":
@@ -193,7 +193,7 @@ def _optimizer_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
 
 def _uses_muon(settings: OptimizerSpec, tensor: TensorSize) -> bool:
     assert settings.name == MUON
-    number = group_of(settings.groups, tensor.name)
+    number = find_group(settings.groups, tensor.name)
     allowed = None if number is None else settings.groups[number].muon
     return len(tensor.shape) == 2 and (allowed if allowed is not None else tensor.kind is not Kind.TABLE)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Row, and_, bindparam, delete, func, select, update
 
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.events import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.job_machine import ACTIVE, ATTEMPT_STATES
 from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
@@ -72,15 +72,15 @@ def keep_token(tx: Transaction, job_id: str, attempt: int, token: str) -> None:
     """Make this the attempt's only token. Raises JobNotFound."""
     job_num = read_job_num(tx, job_id, lock=True)
     of_attempt = and_(attempt_tokens.c.job_num == job_num, attempt_tokens.c.attempt == attempt)
-    if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_of(token))).rowcount:
-        row = {"job_num": job_num, "attempt": attempt, "hash": hash_of(token), "life": 0, "reported_at": 0.0}
+    if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_secret(token))).rowcount:
+        row = {"job_num": job_num, "attempt": attempt, "hash": hash_secret(token), "life": 0, "reported_at": 0.0}
         upsert(tx, attempt_tokens, [row])
 
 
 def find_attempt_by_token(tx: Transaction, token: str) -> AttemptCaller | None:
     """Return the attempt with this token; None if no attempt that goes on has it."""
-    row = tx.execute(_ATTEMPT_BY_TOKEN, {"hash": hash_of(token)}).one_or_none()
-    return AttemptCaller(row.id, row.attempt, hash_of(token)) if row is not None else None
+    row = tx.execute(_ATTEMPT_BY_TOKEN, {"hash": hash_secret(token)}).one_or_none()
+    return AttemptCaller(row.id, row.attempt, hash_secret(token)) if row is not None else None
 
 
 def take_reports(tx: Transaction, batch: Sequence[ReceivedReport]) -> list[Outcome]:

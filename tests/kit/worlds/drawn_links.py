@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
@@ -177,7 +177,7 @@ class DrawnLink:
     def _arrive(self, report: HomeReport) -> ReportReceipt | None:
         """Stores a report at one of the control planes; None if it is refused."""
         document = HomeReport.model_validate_json(report.model_dump_json())
-        caller = AttemptCaller(self.job_id, 1, hash_of(self.job_id))
+        caller = AttemptCaller(self.job_id, 1, hash_secret(self.job_id))
         take = self._store().writing(supervisor_links.take_reports)
         [outcome] = take([ReceivedReport(caller, document, self.now)])
         assert self._stored_events() == self.happened[: len(self._stored_events())]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_service.access_views import ClusterTokenRequest
-from shoal_service.core.access import Role, hash_of, new_attempt_token
+from shoal_service.core.access import Role, hash_secret, new_attempt_token
 from shoal_service.core.gateways import JOBS_SILENT_S, Incoming
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
@@ -162,7 +162,7 @@ def test_a_ray_cluster_that_was_made_anew_follows_once_no_supervisor_of_the_one_
     reports = SupervisorReports(attempt=1, seq=0, status=JobStatus(state=JobState.RUNNING, attempt=1))
     home = HomeReport(life=1, after=0, reports=reports)
     store.writing(supervisor_links.take_reports)(
-        [ReceivedReport(AttemptCaller(job_id, 1, hash_of(token)), home, 100.0)]
+        [ReceivedReport(AttemptCaller(job_id, 1, hash_secret(token)), home, 100.0)]
     )
     with pytest.raises(GatewayRefused, match="Jobs train in the Ray cluster"):
         report(store, B, ray_cluster="b2", now=101.0)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 
 from kit.attempt_reports import reported, sent, take
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import AttemptCaller, ReportReceipt
@@ -43,7 +43,9 @@ def steps_of(store: Store, job_id: str) -> list[int]:
 
 def test_a_token_opens_the_attempt_that_it_was_made_for(store: Store, running: Callable[[], str]) -> None:
     job_id = running()
-    assert store.reading(supervisor_links.find_attempt_by_token)(job_id) == AttemptCaller(job_id, 1, hash_of(job_id))
+    assert store.reading(supervisor_links.find_attempt_by_token)(job_id) == AttemptCaller(
+        job_id, 1, hash_secret(job_id)
+    )
     assert store.reading(supervisor_links.find_attempt_by_token)("another") is None
 
 
@@ -110,7 +112,7 @@ def test_the_token_ends_with_the_attempt(store: Store, lease: Lease, running: Ca
     )
     store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 2, "second")
     assert store.reading(supervisor_links.find_attempt_by_token)("second") == AttemptCaller(
-        job_id, 2, hash_of("second")
+        job_id, 2, hash_secret("second")
     )
     assert store.reading(supervisor_links.read_links)()[job_id, 2].life in (0, 1)
 

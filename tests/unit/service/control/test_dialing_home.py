@@ -9,7 +9,7 @@ import pytest
 
 from doubles.driver_bench import DriverBench
 from doubles.fake_journal import FakeJournal, JournalStorage
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.home import (
     AttemptCaller,
     DirectiveAnswer,
@@ -37,7 +37,7 @@ class Link:
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store = store
-        self.caller = AttemptCaller(job_id, 1, hash_of(TOKEN))
+        self.caller = AttemptCaller(job_id, 1, hash_secret(TOKEN))
         self.faults: list[str] = []
         self.answers: queue.SimpleQueue[DirectiveAnswer] = queue.SimpleQueue()
         self.asked: list[int] = []

@@ -7,7 +7,7 @@ from typing import Any
 from kit.views import series_point
 from shoal_service.clock import SystemClock
 from shoal_service.control.supervisor_reports import ReportWriter, SupervisorLinks
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import driving, histories, submissions, supervisor_links
@@ -36,7 +36,7 @@ def running(store: Store, number: int) -> list[str]:
 
 
 def arrived(job_id: str, number: int, *, token: str = "", life: int = 1) -> ReceivedReport:
-    caller = AttemptCaller(job_id, 1, hash_of(token or job_id))
+    caller = AttemptCaller(job_id, 1, hash_secret(token or job_id))
     return ReceivedReport(caller, HomeReport(life=life, after=number - 1, reports=step(number)), time.time())
 
 
