@@ -115,6 +115,15 @@ class ServerError(ApiError):
     """5xx: the service failed, or is not ready."""
 
 
+_BY_STATUS: dict[int, type[ApiError]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    412: PreconditionFailed,
+}
+
+
 def parse_error(response: httpx.Response) -> ApiError:
     """Return the exception for a response with status 400 or above, whose body has been read."""
     problem = _parse_problem(response)
@@ -131,15 +140,6 @@ def parse_retry_after_s(response: httpx.Response) -> float:
     """Return the header Retry-After in seconds; one second if it cannot be read."""
     text = response.headers.get("Retry-After", "")
     return min(60.0, float(text)) if text.isascii() and text.isdigit() else 1.0
-
-
-_BY_STATUS: dict[int, type[ApiError]] = {
-    401: Unauthenticated,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    412: PreconditionFailed,
-}
 
 
 def _parse_problem(response: httpx.Response) -> Problem:
