@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.spec import JobSpec, Precision
-from shoal_workers.engine.schedule import lr_factor
+from shoal_workers.engine.schedule import compute_lr_factor
 from shoal_workers.tasks.lm import LanguageModel
 
 
@@ -70,7 +70,7 @@ class PlainLoop:
     def step(self, step: int) -> float:
         """Train on the samples of a step (0, 1, ...); the mean loss over all ranks."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.spec.optimizer.lr * lr_factor(self.spec.schedule, step, self.num_steps)
+            group["lr"] = self.spec.optimizer.lr * compute_lr_factor(self.spec.schedule, step, self.num_steps)
         local = self._local
         total = torch.zeros((), device=self._device)
         for index in range(local):

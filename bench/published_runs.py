@@ -35,7 +35,7 @@ from shoal_service.planner.candidates import (
     cut_at,
     fed_micro_batches,
 )
-from shoal_service.planner.correction import Observation, correct
+from shoal_service.planner.correction import Observation, estimate_correction
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.ranking import LayoutTable, Task, predict_columns, predict_layouts, select_layouts
 from shoal_service.planner.shape import ModelShape, Product, shape_of
@@ -493,10 +493,10 @@ def leave_one_source_out(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     the error bars contain: with those rows, and without any."""
     with_speed = [comparison for comparison in comparisons if comparison.speed_error is not None]
     near, covered, alone = [], [], []
-    prior = correct((), DeviceKind.GPU)
+    prior = estimate_correction((), DeviceKind.GPU)
     for source in sorted({comparison.source for comparison in with_speed}):
         others = [_observation(comparison) for comparison in with_speed if comparison.source != source]
-        correction = correct(others, DeviceKind.GPU)
+        correction = estimate_correction(others, DeviceKind.GPU)
         for comparison in with_speed:
             if comparison.source == source:
                 job = _observation(comparison)

@@ -96,7 +96,7 @@ def fault_table() -> str:
     ]
     for cause, f in FAULTS.items():
         budget = "none" if f.budget is Budget.NONE else ", ".join(f"`{key}`" for key in f.budget.split(", "))
-        row = (f"`{cause}`", f.words, f.blames, f.action, f.probation, f.memory, budget)
+        row = (f"`{cause}`", f.description, f.blames, f.action, f.probation, f.memory, budget)
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 

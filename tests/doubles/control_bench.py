@@ -11,7 +11,7 @@ from doubles.fake_cluster import FakeCluster
 from doubles.fake_clusters import FakeClusters
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
-from shoal_service.control.supervisor_reports import Reception
+from shoal_service.control.supervisor_reports import SupervisorEndpoint
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Policy
@@ -44,7 +44,7 @@ class ControlBench:
         """`nodes`: of the cluster `default`, the service's own; `others`: by name of another cluster."""
         self.store = store
         self.clock = FakeClock()
-        self._reception = Reception(store, self.clock)
+        self._endpoint = SupervisorEndpoint(store, self.clock)
         self.cluster = self.make_cluster(*(nodes or (node(),)))
         self.clusters = FakeClusters.single(self.cluster)
         for name, theirs in (others or {}).items():
@@ -53,7 +53,7 @@ class ControlBench:
         self.loop = ControlLoop(store, self.clusters, self.clock, config, policy=policy)
 
     def make_cluster(self, *nodes: Node) -> FakeCluster:
-        return FakeCluster(nodes, reception=self._reception, clock=self.clock)
+        return FakeCluster(nodes, endpoint=self._endpoint, clock=self.clock)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from doubles.fake_clusters import FakeClusters
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
-from shoal_service.control.supervisor_reports import Reception, SupervisorLinks
+from shoal_service.control.supervisor_reports import SupervisorEndpoint, SupervisorLinks
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent
 from shoal_service.store import driving, histories, submissions
@@ -30,7 +30,7 @@ class DriverBench:
     def __init__(self, store: Store, **spec: Any) -> None:
         self.store = store
         self.clock = FakeClock()
-        self.cluster = FakeCluster(reception=Reception(store, self.clock), clock=self.clock)
+        self.cluster = FakeCluster(endpoint=SupervisorEndpoint(store, self.clock), clock=self.clock)
         lease = store.acquire_lease("me", ttl_s=600, now=self.clock.time())
         assert lease is not None
         self.epoch = lease.epoch

@@ -10,8 +10,8 @@ from typing import Any
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
-from shoal_service.control.supervisor_reports import Reception
-from shoal_service.core.access import hash_of
+from shoal_service.control.supervisor_reports import SupervisorEndpoint
+from shoal_service.core.access import hash_secret
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -33,7 +33,7 @@ class FakeSupervisor:
 
     config: SupervisorConfig
     outbox: Outbox
-    reception: Reception | None = None
+    endpoint: SupervisorEndpoint | None = None
     """None: it does not report."""
     clock: Clock | None = None
     life: int = 1
@@ -49,13 +49,13 @@ class FakeSupervisor:
     def __post_init__(self) -> None:
         self._changed, self._is_there = asyncio.Event(), asyncio.Event()
         self._is_there.set()
-        if self.reception is not None:
+        if self.endpoint is not None:
             self._tasks = (asyncio.create_task(self._report()), asyncio.create_task(self._obey()))
 
     @property
     def caller(self) -> AttemptCaller:
         assert self.config.home is not None
-        return AttemptCaller(self.config.job_id, self.config.attempt, hash_of(self.config.home.token))
+        return AttemptCaller(self.config.job_id, self.config.attempt, hash_secret(self.config.home.token))
 
     def report(self, *items: Any) -> None:
         self.outbox.add(*items)
@@ -77,7 +77,7 @@ class FakeSupervisor:
         self._is_there.set()
 
     async def _report(self) -> None:
-        assert self.reception is not None and self.clock is not None
+        assert self.endpoint is not None and self.clock is not None
         acknowledged = 0
         while True:
             await self._is_there.wait()
@@ -87,7 +87,7 @@ class FakeSupervisor:
                 reports = self.outbox.pull(acknowledged, 0.0)
                 report = HomeReport(life=self.life, after=acknowledged, reports=reports)
                 try:
-                    receipt = await self.reception.report(self.caller, report)
+                    receipt = await self.endpoint.store_report(self.caller, report)
                 except AttemptTokenRefused:
                     self.num_refused += 1
                     await self.clock.sleep(_REFUSED_S)
@@ -106,12 +106,12 @@ class FakeSupervisor:
                 pass  # a sign of life
 
     async def _obey(self) -> None:
-        assert self.reception is not None and self.clock is not None
+        assert self.endpoint is not None and self.clock is not None
         after = 0
         while True:
             await self._is_there.wait()
             try:
-                answer = await self.reception.directive(self.caller, after, 20.0)
+                answer = await self.endpoint.wait_for_directive(self.caller, after, 20.0)
             except AttemptTokenRefused:
                 await self.clock.sleep(_REFUSED_S)
                 continue
@@ -134,10 +134,14 @@ class FakeCluster:
     """A `control.protocols.Cluster`."""
 
     def __init__(
-        self, nodes: tuple[Node, ...] = (), *, reception: Reception | None = None, clock: Clock | None = None
+        self,
+        nodes: tuple[Node, ...] = (),
+        *,
+        endpoint: SupervisorEndpoint | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """`reception` and `clock`: of the supervisors that it starts; None: they do not report."""
-        self._reception, self._clock = reception, clock
+        """`endpoint` and `clock`: of the supervisors that it starts; None: they do not report."""
+        self._endpoint, self._clock = endpoint, clock
         self.address = "127.0.0.1:6379"
         self.connected = True
         self.silent_s: float | None = 0.0
@@ -248,7 +252,7 @@ class FakeCluster:
             self._failed.add(key)
             self._notify()
         if key not in self.supervisors and self.start_error is None:
-            self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), self._reception, self._clock)
+            self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), self._endpoint, self._clock)
 
     def look_now(self) -> None:
         self.num_fresh += 1
@@ -283,7 +287,7 @@ class FakeCluster:
             old.stop()
         self.avoided.append(frozenset({silent_node}))
         config = old.config.model_copy(update={"home": home})
-        new = FakeSupervisor(config, old.outbox, self._reception, self._clock, life=old.life + 1)
+        new = FakeSupervisor(config, old.outbox, self._endpoint, self._clock, life=old.life + 1)
         self.supervisors[job_id, attempt] = new
         self.silent_node, self.address_changed = "", False
         return True

@@ -13,7 +13,7 @@ from kit.processes.server import until
 from shoal_api.cli.commands import doctor
 from shoal_api.cli.commands.doctor import Verdict
 from shoal_api.client import ServerError
-from shoal_api.http.edge import is_own_host
+from shoal_api.http.edge import is_accepted_host
 from shoal_service.problems import problem_kinds
 
 
@@ -115,7 +115,7 @@ def test_the_allow_header_names_the_methods_of_all_routes_of_a_path(service: Any
 
 
 @pytest.mark.parametrize(
-    ("host", "is_own"),
+    ("host", "is_accepted"),
     [
         (b"", True),
         (b"127.0.0.1:8470", True),
@@ -132,9 +132,9 @@ def test_the_allow_header_names_the_methods_of_all_routes_of_a_path(service: Any
         (b"\xff", False),
     ],
 )
-def test_only_names_of_this_server_are_accepted_as_its_host(host: bytes, is_own: bool) -> None:
-    assert is_own_host(host, frozenset({"shoal.example.org"})) == is_own
-    assert is_own_host(host, frozenset({"*"}))
+def test_only_names_of_this_server_are_accepted_as_its_host(host: bytes, is_accepted: bool) -> None:
+    assert is_accepted_host(host, frozenset({"shoal.example.org"})) == is_accepted
+    assert is_accepted_host(host, frozenset({"*"}))
 
 
 @pytest.mark.parametrize(

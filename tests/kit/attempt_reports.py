@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store, supervisor_links
-from shoal_service.store.supervisor_links import Arrived
+from shoal_service.store.supervisor_links import ReceivedReport
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
@@ -31,10 +31,10 @@ def sent(
     attempt: int = 1,
     life: int = 1,
     now: float = 20.0,
-) -> Arrived:
-    caller = AttemptCaller(job_id, attempt, hash_of(token or job_id))
-    return Arrived(caller, HomeReport(life=life, after=after, reports=reports), now)
+) -> ReceivedReport:
+    caller = AttemptCaller(job_id, attempt, hash_secret(token or job_id))
+    return ReceivedReport(caller, HomeReport(life=life, after=after, reports=reports), now)
 
 
-def take(store: Store, *arrived: Arrived) -> list[Any]:
+def take(store: Store, *arrived: ReceivedReport) -> list[Any]:
     return store.writing(supervisor_links.take_reports)(arrived)

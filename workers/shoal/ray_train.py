@@ -21,13 +21,14 @@ from typing import Any
 __all__ = ["TorchTrainer"]
 
 _RESULT = "shoal.ray_train result: "
-"""Beginning of the line of the job's log with what `fit()` returns."""
+"""Beginning of the line in the job's log with what `fit()` returns."""
 _CHECKPOINT = "shoal.ray_train checkpoint: "
-"""Beginning of a line for each checkpoint that is kept, the worst first."""
+"""Beginning of the line for each checkpoint that Ray Train keeps, the worst first."""
 _MAX_LINE_CHARS = 2000
 _CHUNK_CHARS = 8000
 """Characters of one argument of a job's script."""
 _MAX_CHARS = 700_000
+"""Most characters of all arguments together."""
 
 
 class TorchTrainer:
@@ -68,24 +69,24 @@ class TorchTrainer:
         from shoal_api.client import Client
 
         with Client() as client:
-            job = client.submit(self._document(trainer))
+            job = client.submit(self._make_spec(trainer))
             sys.stderr.write(f"{job.id} {job.name}: shoal watch {job.id}\n")
             for event in client.events(job.id, follow=True):
                 sys.stderr.write(f"{event.message}\n")
             status = client.wait(job.id).status
             lines = [line.text for line in client.logs(job.id, rank=0)]
-        said = [json.loads(line.removeprefix(_RESULT)) for line in lines if line.startswith(_RESULT)]
-        best = [json.loads(line.removeprefix(_CHECKPOINT)) for line in lines if line.startswith(_CHECKPOINT)]
-        if not said or status.state != "SUCCEEDED":
+        results = [json.loads(line.removeprefix(_RESULT)) for line in lines if line.startswith(_RESULT)]
+        checkpoints = [json.loads(line.removeprefix(_CHECKPOINT)) for line in lines if line.startswith(_CHECKPOINT)]
+        if not results or status.state != "SUCCEEDED":
             raise ray.train.TrainingFailedError(f"{job.id} has ended as {status.state}: {status.message}")
-        return _result_of(said[-1], best)
+        return _make_result(results[-1], checkpoints)
 
-    def _document(self, trainer: Any) -> dict[str, Any]:
+    def _make_spec(self, trainer: Any) -> dict[str, Any]:
         scaling = trainer.scaling_config
         worker: dict[str, Any] = {"gpus": int(bool(scaling.use_gpu))}
         if cpus := (scaling.resources_per_worker or {}).get("CPU"):
             worker["cpus"] = cpus
-        text = _packed(self._arguments, self._datasets)
+        text = _pack(self._arguments, self._datasets)
         args = [text[first : first + _CHUNK_CHARS] for first in range(0, len(text), _CHUNK_CHARS)]
         document: dict[str, Any] = {
             "name": self._name or "ray-train",
@@ -99,8 +100,8 @@ class TorchTrainer:
         return {**document, **self._spec}
 
 
-def _packed(arguments: dict[str, Any], datasets: dict[str, Any]) -> str:
-    """Raises ValueError: too large for a job's spec."""
+def _pack(arguments: dict[str, Any], datasets: dict[str, Any]) -> str:
+    """Return the arguments as text for `_run`. Raises ValueError if they are too large for a job's spec."""
     from ray import cloudpickle
 
     lineages = {
@@ -116,24 +117,24 @@ def _packed(arguments: dict[str, Any], datasets: dict[str, Any]) -> str:
     return text
 
 
-def _result_of(said: dict[str, Any], best: list[tuple[str, dict[str, Any]]]) -> Any:
-    """What the job has said. The checkpoints are where its workers have written them."""
+def _make_result(result: dict[str, Any], checkpoints: list[tuple[str, dict[str, Any]]]) -> Any:
+    """Return a `ray.train.Result` from the lines in the job's log; its checkpoints stay where workers wrote them."""
     from ray.train import Checkpoint
 
-    from shoal_workers.ray_internals import result_of_training
+    from shoal_workers.ray_internals import make_training_result
 
-    return result_of_training(
-        metrics=said["metrics"],
-        checkpoint=Checkpoint(said["checkpoint"]) if said["checkpoint"] else None,
-        path=said["path"],
+    return make_training_result(
+        metrics=result["metrics"],
+        checkpoint=Checkpoint(result["checkpoint"]) if result["checkpoint"] else None,
+        path=result["path"],
         filesystem=None,
-        best_checkpoints=[(Checkpoint(path), metrics) for path, metrics in best],
+        best_checkpoints=[(Checkpoint(path), metrics) for path, metrics in checkpoints],
         return_value=None,
     )
 
 
 def _run(chunks: list[str]) -> None:
-    """On rank 0 of the job: the trainer that was packed."""
+    """Run the packed trainer on rank 0 of the job, and print its result for `fit()`."""
     import ray.data
     import ray.train.torch
 
@@ -146,14 +147,14 @@ def _run(chunks: list[str]) -> None:
     }
     result = ray.train.torch.TorchTrainer(datasets=datasets, **arguments).fit()
     for checkpoint, values in result.best_checkpoints or ():
-        sys.stdout.write(f"{_CHECKPOINT}{json.dumps([checkpoint.path, _short(values)])}\n")
+        sys.stdout.write(f"{_CHECKPOINT}{json.dumps([checkpoint.path, _shorten(values)])}\n")
     newest = result.checkpoint and result.checkpoint.path
-    said = {"metrics": _short(result.metrics), "checkpoint": newest, "path": result.path}
-    sys.stdout.write(f"{_RESULT}{json.dumps(said)}\n")
+    fields = {"metrics": _shorten(result.metrics), "checkpoint": newest, "path": result.path}
+    sys.stdout.write(f"{_RESULT}{json.dumps(fields)}\n")
 
 
-def _short(metrics: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What has room in a line of the log."""
+def _shorten(metrics: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the numbers and texts that fit into one line of the log."""
     if metrics is None:
         return None
     plain = {key: value for key, value in metrics.items() if isinstance(value, (int, float, str))}

@@ -285,7 +285,7 @@ def names_of_answers() -> frozenset[str]:
     return frozenset(TrainFnUtils.__abstractmethods__)
 
 
-def result_of_training(
+def make_training_result(
     *,
     metrics: dict[str, Any] | None,
     checkpoint: Any,
@@ -294,7 +294,7 @@ def result_of_training(
     best_checkpoints: list[tuple[Any, dict[str, Any]]],
     return_value: Any,
 ) -> Any:
-    """A `ray.train.Result` of a training that has ended well.
+    """Return the `ray.train.Result` of a training that has succeeded.
 
     Why: `fit()` returns one. Ray's documentation calls its constructor private.
     Without: `Result.from_path` alone, which has no metrics of a run without checkpoints, and logs that a run was found.

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal_api.client.errors import UntrustedServer
-from shoal_service.core.access import ADMIN_TOKEN_FILE, id_of
+from shoal_service.core.access import ADMIN_TOKEN_FILE, parse_token_id
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
@@ -111,7 +111,7 @@ def store_token(url: str, token: str | None) -> Path:
 def forget_token(url: str, token_id: str) -> bool:
     """Forget the token that is kept for a server if it has this id; it was revoked. Return whether it was kept."""
     stored = read_stored_tokens().get(parse_origin(url))
-    if stored is None or id_of(stored) != token_id:
+    if stored is None or parse_token_id(stored) != token_id:
         return False
     store_token(url, None)
     return True

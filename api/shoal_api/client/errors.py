@@ -1,4 +1,4 @@
-"""The errors that the client raises.
+"""The errors that the client raises, and how they are made from a response.
 
 ClientError
 |-- Disconnected            the service cannot be reached, after retries
@@ -69,7 +69,9 @@ class ApiError(ClientError):
 
     def __str__(self) -> str:
         lines = [f"{self.problem.title}: {self.problem.detail}"]
-        lines += [f"  {e.path}: {e.message}" if e.path else f"  {e.message}" for e in self.problem.errors]
+        lines += [
+            f"  {fault.path}: {fault.message}" if fault.path else f"  {fault.message}" for fault in self.problem.errors
+        ]
         return "\n".join(lines)
 
 
@@ -102,6 +104,8 @@ class PreconditionFailed(ApiError):
 
 
 class TooManyRequests(ApiError):
+    """429: the service limits requests. Send the next one after `retry_after_s` seconds."""
+
     def __init__(self, problem: Problem, retry_after_s: float = 1.0) -> None:
         super().__init__(problem)
         self.retry_after_s = retry_after_s
@@ -109,6 +113,15 @@ class TooManyRequests(ApiError):
 
 class ServerError(ApiError):
     """5xx: the service failed, or is not ready."""
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    412: PreconditionFailed,
+}
 
 
 def parse_error(response: httpx.Response) -> ApiError:
@@ -119,23 +132,14 @@ def parse_error(response: httpx.Response) -> ApiError:
     if problem.status >= 500:
         return ServerError(problem)
     if problem.status == 429:
-        return TooManyRequests(problem, retry_after_s(response))
+        return TooManyRequests(problem, parse_retry_after_s(response))
     return _BY_STATUS.get(problem.status, BadRequest)(problem)
 
 
-def retry_after_s(response: httpx.Response) -> float:
+def parse_retry_after_s(response: httpx.Response) -> float:
     """Return the header Retry-After in seconds; one second if it cannot be read."""
     text = response.headers.get("Retry-After", "")
     return min(60.0, float(text)) if text.isascii() and text.isdigit() else 1.0
-
-
-_BY_STATUS: dict[int, type[ApiError]] = {
-    401: Unauthenticated,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    412: PreconditionFailed,
-}
 
 
 def _parse_problem(response: httpx.Response) -> Problem:

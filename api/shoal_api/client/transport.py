@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from shoal_api.client.errors import Disconnected, ServerError, parse_error, retry_after_s
+from shoal_api.client.errors import Disconnected, ServerError, parse_error, parse_retry_after_s
 from shoal_workers.contract.backoff import backoff_s
 
 _UNAVAILABLE = 503
@@ -114,7 +114,7 @@ class Transport:
                 if not again or failures >= self._retry.num_retries:
                     raise parse_error(response)
                 if response.status_code == _TOO_MANY or "Retry-After" in response.headers:
-                    self._closed.wait(retry_after_s(response))  # not a sleep: `close` ends it
+                    self._closed.wait(parse_retry_after_s(response))  # not a sleep: `close` ends it
             self.back_off(failures)
             failures += 1
 

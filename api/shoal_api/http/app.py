@@ -30,7 +30,7 @@ from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.oidc import Issuer
 from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
-from shoal_service.control.supervisor_reports import Reception
+from shoal_service.control.supervisor_reports import SupervisorEndpoint
 from shoal_service.core.retention import Kind
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
@@ -112,7 +112,7 @@ def create_app(
     authenticator = Authenticator(store, issuer=issuer)
     context = Context(
         authenticator=authenticator,
-        reception=Reception(store, SystemClock()),
+        supervisor_endpoint=SupervisorEndpoint(store, SystemClock()),
         store=store,
         cluster=cluster,
         scrape=scrape,
@@ -132,7 +132,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.changes.open()
-        context.changes.when_closed(context.reception.close)
+        context.changes.when_closed(context.supervisor_endpoint.close)
         others = asyncio.create_task(
             watch_other_writers(context.changes, store, lambda: cluster.snapshot().nodes, pace.reread_s)
         )

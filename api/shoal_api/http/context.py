@@ -16,7 +16,7 @@ from shoal_service.control.job_storage import JobStorage, Verifications
 from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector
 from shoal_service.control.submission import SubmitContext
-from shoal_service.control.supervisor_reports import Reception
+from shoal_service.control.supervisor_reports import SupervisorEndpoint
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.planner import HardwareProfile
@@ -64,7 +64,7 @@ class Context:
     retention: RetentionCollector
     planning: PlanningProcesses
     authenticator: Authenticator
-    reception: Reception
+    supervisor_endpoint: SupervisorEndpoint
     """Takes the reports of supervisors, and has their directives."""
     session_s: float = 12 * 3600.0
     """Lifetime of a session of the web page, in seconds."""

@@ -1,9 +1,13 @@
-"""Edge: the outermost middleware, pure ASGI, for every request of every route. Installed by `create_app`.
+"""Guard, count and time every HTTP request: the outermost middleware, pure ASGI. Installed by `create_app`.
 
-It turns unexpected errors into a 500 with an id and logs the cause, refuses changes from a web page of another origin
-(the service has no passwords, and a page in the browser must not cancel jobs on localhost) and every request that names
-a foreign host (a page of another origin becomes one of this origin if its name is made to resolve to this address: DNS
-rebinding), adds security headers, and counts and times requests. It reads no body and buffers nothing.
+    unexpected error                    a 500 with an id, and the cause in the log under that id
+    change from a page of another       refused: the service has no passwords, and a page in the browser must not
+    origin                              cancel jobs on localhost
+    foreign name in the header Host     refused: if a name of another origin is made to resolve to this address (DNS
+                                        rebinding), the browser takes its page for one of this origin
+    response                            gets security headers
+
+It reads no body and buffers nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from shoal_service.telemetry.tallies import RequestMetrics
 
 _log = logging.getLogger(__name__)
 CLIENT_GONE = 499
-"""The status that the log has, as nginx's does, for an answer that no client receives."""
+"""Status of a request whose client disconnected before the answer, as in the logs of nginx."""
 _METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 
 
@@ -58,8 +62,8 @@ class Edge:
 
         try:
             refusal = self._find_refusal(scope)
-            answer = self._app if refusal is None else problem_response(refusal, scope["path"])
-            await answer(scope, receive, send_with_headers)
+            app = self._app if refusal is None else problem_response(refusal, scope["path"])
+            await app(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = status or CLIENT_GONE  # it left before its body was complete
         except Exception:
@@ -79,7 +83,7 @@ class Edge:
             self._requests.observe(method, route, status, seconds)
 
     def _find_refusal(self, scope: Scope) -> ServiceError | None:
-        if not is_own_host(dict(scope["headers"]).get(b"host", b""), self._allowed_hosts):
+        if not is_accepted_host(dict(scope["headers"]).get(b"host", b""), self._allowed_hosts):
             return UnknownHost(
                 "The header Host does not name this server. If it is this server's name, add it to SHOAL_ALLOWED_HOSTS."
             )
@@ -89,9 +93,12 @@ class Edge:
 
 
 @lru_cache(maxsize=1024)
-def is_own_host(header: bytes, allowed: frozenset[str]) -> bool:
-    """Return whether a Host header is of this server: an address (only names can be rebound), localhost, or one of the
-    `allowed` names, in lower case; "*" allows every name. A request without the header comes from no browser."""
+def is_accepted_host(header: bytes, allowed: frozenset[str]) -> bool:
+    """Return True if a Host header is an address, localhost or one of the `allowed` names; "*" allows every name.
+
+    An address is accepted because only names can be rebound; a missing header, because every browser sends it.
+    `allowed` is in lower case.
+    """
     if not header or "*" in allowed:
         return True
     try:

@@ -27,7 +27,7 @@ sys.path.extend(str(Path(__file__).parents[3] / name) for name in ("bench", "too
 from measurements.stamps import StampWriter
 from recovery.workload import WORKERS
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.engine.schedule import lr_factor
+from shoal_workers.engine.schedule import compute_lr_factor
 from shoal_workers.tasks.lm import LanguageModel
 
 _TIMEOUT_S = 5.0
@@ -86,7 +86,7 @@ def main() -> None:
             gradient.copy_(average)
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.clip_norm or float("inf"))
         for group in adamw.param_groups:
-            group["lr"] = spec.optimizer.lr * lr_factor(spec.schedule, before, spec.stop.steps)
+            group["lr"] = spec.optimizer.lr * compute_lr_factor(spec.schedule, before, spec.stop.steps)
         optimizer.step()
         step = manager.current_step()
         if step > before and manager.participating_rank() == 0:

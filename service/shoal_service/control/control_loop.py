@@ -277,7 +277,7 @@ class ControlLoop:
         self._cancelled = {row.id: self._cancelled.get(row.id, mono) for row in cancelled}
         ended = set()
         for row in cancelled:
-            link = await self._links.of((row.id, row.attempt))
+            link = await self._links.find_link((row.id, row.attempt))
             grace_s = row.spec.script.grace_s if row.spec.script is not None else 0.0
             if link is not None and (not link.life or mono - self._cancelled[row.id] > _CANCEL_S + grace_s):
                 end = self._store.writing(reporting.end_attempt, lease.epoch)

@@ -1,9 +1,9 @@
 """Driver: follows one attempt of one job. Starts or finds its supervisor, writes its directives, notices its silence.
 `OrphanReaper` ends what is in a cluster of attempts that have no driver, because they are over.
 
-    store  <- reports       reception     <- supervisor, which dials home
+    store  <- reports       supervisor endpoint     <- supervisor, which dials home
     store  -> link          this driver: has it reported lately?
-    store  <- directive     this driver   -> reception -> supervisor
+    store  <- directive     this driver   -> supervisor endpoint -> supervisor
 
 A supervisor that cannot be created is created again after a pause; one whose processes die before they record their
 start is given up (`core/supervisor_starts.py`). One asyncio task of the control loop per attempt. It never decides what
@@ -155,7 +155,7 @@ class Driver:
                 while (left_s := until_mono - self._clock.monotonic()) > 0:
                     answered.clear()
                     answer = await asyncio.to_thread(
-                        self._store.reading(supervisor_links.stacks_answer), *self._key, request.number
+                        self._store.reading(supervisor_links.read_stacks_answer), *self._key, request.number
                     )
                     if answer is not None:
                         return answer.stacks
@@ -249,7 +249,7 @@ class Driver:
             await self._clock.sleep(supervisor_starts.pause_s(self._num_errors))
 
     async def _note_error(self, error: Exception) -> None:
-        link = await self._links.of(self._key, newest=True)
+        link = await self._links.find_link(self._key, newest=True)
         if link is None:
             self._is_over = True
             return
@@ -269,7 +269,7 @@ class Driver:
     async def _follow(self) -> None:
         """Follow the attempt until it is over. Raises SupervisorGone."""
         self._timer = _ReportTimer(self._clock)
-        link = await self._links.of(self._key, newest=True)
+        link = await self._links.find_link(self._key, newest=True)
         if link is not None:
             self._has_reported = link.life > 0
             self._timer.observe(link.reported_at)
@@ -330,7 +330,7 @@ class Driver:
         newest = self._requested.is_set()
         self._requested.clear()  # before the store is read: what is reported meanwhile sets it again
         try:
-            link = await self._links.of(self._key, newest=newest)
+            link = await self._links.find_link(self._key, newest=newest)
         except StoreUnavailable:
             return True  # no supervisor can report now
         if link is None:

@@ -132,7 +132,7 @@ class Moving:
         for timer in self._cluster_timers.values():
             timer.observe(0.0)
         for key, timer in self._supervisor_timers.items():
-            link = await self._links.of(key)
+            link = await self._links.find_link(key)
             timer.observe(link.reported_at if link is not None else 0.0)
         gone: set[str] = set()
         for row in away:

@@ -36,7 +36,7 @@ from shoal_service.core.hardware_profile import NARROW_HEAD_SHARE, DeviceKind, L
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Ranking, plan, rank
-from shoal_service.planner.correction import Observation, apply, correct
+from shoal_service.planner.correction import Observation, apply_correction, estimate_correction
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
 from shoal_service.planner.planning import profile_for
 from shoal_service.planner.report import predict_planned_step
@@ -147,7 +147,7 @@ def answer(
         )
     if ranking.predictions:
         observations = _compare_measured(spec, profile, profiles, measured)
-        ranking = apply(correct(observations, profile.kind), ranking)
+        ranking = apply_correction(estimate_correction(observations, profile.kind), ranking)
     planned = plan(spec, world_size, profile, request.racks)
     layout = planned.layout
     sequence = ranking.predictions[0].tokens_per_s * ranking.predictions[0].step_s if ranking.predictions else 0

@@ -248,23 +248,23 @@ def new_token() -> str:
 
 
 def new_attempt_token() -> str:
-    """The token of one attempt, for its supervisor."""
+    """Make the token of one attempt, for its supervisor."""
     return f"{_ATTEMPT_PREFIX}{secrets.token_urlsafe(32)}"
 
 
 def is_attempt_token(token: str) -> bool:
-    """Return whether it has the form of one."""
+    """Return True if the text has the form of an attempt's token."""
     return token.startswith(_ATTEMPT_PREFIX)
 
 
-def id_of(token: str) -> str | None:
-    """The id of a token; None if it does not have the form of one."""
+def parse_token_id(token: str) -> str | None:
+    """Return the id of a token; None if the text does not have the form of one."""
     match = _FORM.fullmatch(token)
     return match.group(1) if match else None
 
 
-def hash_of(secret: str) -> str:
-    """What is stored of a token, or of a session's cookie."""
+def hash_secret(secret: str) -> str:
+    """Return the hash that is stored of a token, or of a session's cookie."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -308,11 +308,11 @@ def makes_own(principal: Principal) -> bool:
     return refusal_of(principal, Permission.TOKENS_OWN) is None and (principal.personal or not principal.token_id)
 
 
-def grant_of(principal: Principal, wish: Principal, num_valid: int) -> Principal | Refusal:
-    """Whom a token stands for that this person asks for.
+def decide_grant(principal: Principal, wish: Principal, num_valid: int) -> Principal | Refusal:
+    """Return the principal of a token that a person requests, or the reason of a refusal.
 
     Args:
-        wish: what the person asks for. Without `projects` those of the person, with an empty `user` the person's.
+        wish: the requested principal. Without `projects` or `user` the token gets those of the person.
         num_valid: the valid tokens that the person has made already.
     """
     if not makes_own(principal):

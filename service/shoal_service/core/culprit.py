@@ -429,6 +429,6 @@ def suspect_of(incident: Incident, exits: Sequence[WorkerExit], *, all_left: boo
             return Suspect(resource=named[0].resource, ranks=tuple(sorted(agreed)), evidence=evidence)
     if not incident.ranks or FAULTS[incident.cause].blames not in (Blame.WORKER, Blame.NODE):
         return None
-    message = [FAULTS[incident.cause].words, incident.message, f"noticed by: {incident.witness}"]
+    message = [FAULTS[incident.cause].description, incident.message, f"noticed by: {incident.witness}"]
     resource = _RESOURCES.get(incident.cause, Resource.PROCESS)
     return Suspect(resource=resource, ranks=incident.ranks, evidence=tuple(dict.fromkeys(w for w in message if w)))

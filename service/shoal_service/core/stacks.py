@@ -32,7 +32,7 @@ _COLLECTIVES = {
     "recv": "receive",
     "batch_isend_irecv": "send and receive",
     "hold_vote": "vote",
-    "counted": "vote",
+    "count_ballots": "vote",
     "wait_for_sums": "all-reduce",
     "foreach_all_gather": "all-gather",
     "wait_for_unshard": "all-gather",

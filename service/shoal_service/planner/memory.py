@@ -3,7 +3,7 @@
 What the engine holds (FSDP2 with fp32 parameters and optimizer state; computation in the type of the precision):
 
     parameters    4 bytes, sharded by dp_shard x cp (experts: by ep and the rest of it), after tp and pp
-    optimizer     its state by its name (`holding`), two moments of AdamW, 8 bytes; sharded in the same way
+    optimizer     its state by its name (`parameter_state`), two moments of AdamW, 8 bytes; sharded in the same way
     gradients     4 bytes for what is trained, sharded in the same way, plus those of one unit and of the root while
                   they are reduced; or whole ones, 4 bytes, if a step reduces once (ZeRO-1, pipelines) and has several
                   micro-batches; the larger of the two; or, if nothing is sharded, 8 bytes: what autograd has made,
@@ -45,7 +45,7 @@ from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.gpus import CPU
-from shoal_service.planner.holding import ALL_ADAMW, Holding, find_holding
+from shoal_service.planner.parameter_state import ALL_ADAMW, ParameterState, estimate_state
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_service.planner.stack import SHOAL, AttentionKernel, Stack
 from shoal_workers.contract.hugging_face import HF_TASKS
@@ -93,7 +93,7 @@ class Work:
     """Bytes of one number in the forward and backward pass."""
     snapshot_copies: int = 0
     """Copies of a rank's state that its snapshots need in the memory in which it trains."""
-    holding: Holding = ALL_ADAMW
+    param_state: ParameterState = ALL_ADAMW
     stack: Stack = SHOAL
     reduction: Reduction = Precision.FP32
     """Type in which gradients are sent; fp32 means that of the stack."""
@@ -200,13 +200,13 @@ def _parts(
     dense, experts = rank_params(shape, columns, content)
     params = dense + experts
     cut_dense, cut_experts = dense / columns.shards, experts / columns.expert_shards
-    cut_params, holding = cut_dense + cut_experts, work.holding
+    cut_params, param_state = cut_dense + cut_experts, work.param_state
 
-    def held(of_dense: float, of_experts: float) -> Floats:
+    def sum_shard(of_dense: float, of_experts: float) -> Floats:
         return cut_dense * of_dense + cut_experts * of_experts
 
-    cut_trained = held(holding.dense.trained, holding.experts.trained)
-    trained = dense * holding.dense.trained + experts * holding.experts.trained
+    cut_trained = sum_shard(param_state.dense.trained_share, param_state.experts.trained_share)
+    trained = dense * param_state.dense.trained_share + experts * param_state.experts.trained_share
     share = np.divide(trained, params, out=np.zeros(len(columns)), where=params > 0)
     on_device, stack = 0.0 if columns.offload else 1.0, work.stack
     keeps_whole = (columns.level != LEVELS.index(ShardLevel.FULL)) | (columns.pp > 1)
@@ -251,7 +251,9 @@ def _parts(
     moments = stack.moment_bytes / _FP32
     return {
         BytesPart.PARAMETERS: cut_params * stack.parameter_bytes * on_device,
-        BytesPart.OPTIMIZER: moments * held(holding.dense.state_bytes, holding.experts.state_bytes) * on_device
+        BytesPart.OPTIMIZER: moments
+        * sum_shard(param_state.dense.state_bytes, param_state.experts.state_bytes)
+        * on_device
         + shortfall
         + cut_trained * stack.update_bytes,
         BytesPart.GRADIENTS: gradients,
@@ -259,7 +261,8 @@ def _parts(
         BytesPart.ACTIVATIONS: activations,
         BytesPart.LOGITS: logits,
         BytesPart.EXCHANGE: exchange,
-        BytesPart.SNAPSHOTS: held(holding.dense.snapshot_bytes, holding.experts.snapshot_bytes) * work.snapshot_copies,
+        BytesPart.SNAPSHOTS: sum_shard(param_state.dense.snapshot_bytes, param_state.experts.snapshot_bytes)
+        * work.snapshot_copies,
         BytesPart.RESERVED: np.full(len(columns), float(profile.reserved_bytes)),
     }
 
@@ -346,8 +349,8 @@ def count_local_copies(spec: JobSpec) -> int:
 
 def host_need(spec: JobSpec, rank_params: float, training: float, shape: ModelShape | None = None) -> HostNeed:
     """`rank_params`: parameters of the worker's shard. `training`: bytes of host memory at the peak of a step."""
-    holding = find_holding(spec, shape)
-    state = round(rank_params * holding.snapshot_bytes(shape))
+    param_state = estimate_state(spec, shape)
+    state = round(rank_params * param_state.snapshot_bytes(shape))
     keeps = spec.snapshot.enabled
     return HostNeed(
         process=CPU.reserved_bytes,
@@ -365,9 +368,9 @@ def gpu_host_bytes(spec: JobSpec, shape: ModelShape, rank_params: Floats, *, off
 
     The start needs no more: a worker draws or reads its own part of the weights, piece by piece, onto the GPU.
     """
-    holding = find_holding(spec, shape)
-    snapshots = holding.snapshot_bytes(shape) * count_local_copies(spec)
-    num_bytes: Floats = rank_params * (holding.offloaded_bytes(shape) * offload + snapshots) + CPU.reserved_bytes
+    param_state = estimate_state(spec, shape)
+    snapshots = param_state.snapshot_bytes(shape) * count_local_copies(spec)
+    num_bytes: Floats = rank_params * (param_state.offloaded_bytes(shape) * offload + snapshots) + CPU.reserved_bytes
     return num_bytes
 
 
@@ -377,8 +380,8 @@ def least_need(spec: JobSpec, layout: Layout, num_params: int) -> HostNeed:
     if not num_params:
         return UNKNOWN_NEED
     params = num_params / (layout.pp * layout.tp * layout.num_shards)
-    held = find_holding(spec, None).offloaded_bytes(None)
-    return host_need(spec, params, 0.0 if spec.worker.gpus else params * held)
+    param_bytes = estimate_state(spec, None).offloaded_bytes(None)
+    return host_need(spec, params, 0.0 if spec.worker.gpus else params * param_bytes)
 
 
 def num_params_of(spec: JobSpec) -> int:

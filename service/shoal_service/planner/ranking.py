@@ -17,7 +17,6 @@ from pydantic import Field
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, LinkClass, Racks
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.planner.candidates import LEVELS, Candidates, Floats, Limits, candidates, select_rows
-from shoal_service.planner.holding import find_holding
 from shoal_service.planner.memory import (
     BytesPart,
     Work,
@@ -28,6 +27,7 @@ from shoal_service.planner.memory import (
     shard_params,
 )
 from shoal_service.planner.network import Spans, network
+from shoal_service.planner.parameter_state import estimate_state
 from shoal_service.planner.shape import ModelShape
 from shoal_service.planner.stack import SHOAL, Stack
 from shoal_service.planner.step_time import SecondsPart, step_time
@@ -148,10 +148,10 @@ class Task:
         batch = self.spec.batch
         size = 4 if self.spec.precision is Precision.FP32 else 2
         in_place = count_local_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
-        holding = find_holding(self.spec, self.shape)
+        param_state = estimate_state(self.spec, self.shape)
         stack = self.stack if self.spec.fp8 is None else replace(self.stack, fp8=True)
         reduction = self.spec.reduce_precision
-        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, stack, reduction)
+        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, param_state, stack, reduction)
 
     @property
     def may_be_plain(self) -> bool:
@@ -259,7 +259,7 @@ class LayoutTable:
         """Host memory of a worker."""
         params = float(self.shard_params[row])
         if self.task.profile.kind is DeviceKind.GPU:
-            training = params * self.task.work.holding.offloaded_bytes(self.task.shape) * self.columns.offload
+            training = params * self.task.work.param_state.offloaded_bytes(self.task.shape) * self.columns.offload
         else:
             elsewhere = self.bytes[BytesPart.RESERVED] + self.bytes[BytesPart.SNAPSHOTS]
             training = float((self.memory_bytes - elsewhere)[row])

@@ -14,8 +14,8 @@ from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile
 from shoal_service.core.layout_plan import HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.holding import find_holding
 from shoal_service.planner.memory import count_local_copies, gpu_host_bytes
+from shoal_service.planner.parameter_state import estimate_state
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.ranking import LayoutTable, Prediction, Ranking, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
@@ -63,7 +63,7 @@ def rank(
     racks = normal_racks(racks, profile)
     task = Task(spec, shape, on_nodes(profile, racks), fixed, racks)
     table = predict_layouts(task, [world_size], offload=fixed is not None and fixed.offload)
-    trained, state = find_holding(spec, shape).count_trained(shape)
+    trained, state = estimate_state(spec, shape).count_trained(shape)
     model = {
         "num_params": shape.params,
         "num_active_params": shape.active_params,
@@ -354,14 +354,14 @@ def _more_host_memory(table: LayoutTable) -> str:
         return ""
     spec, shape, params = table.task.spec, table.task.shape, table.shard_params[on_device]
     least = float(gpu_host_bytes(spec, shape, params, offload=True).min()) / GIB
-    holding = find_holding(spec, shape)
+    param_state = estimate_state(spec, shape)
     kept = (
-        f" and {holding.snapshot_bytes(shape) * count_local_copies(spec):.3g} of its snapshots"
+        f" and {param_state.snapshot_bytes(shape) * count_local_copies(spec):.3g} of its snapshots"
         if count_local_copies(spec)
         else ""
     )
     return (
         f"parallelism.offload: true with worker.memory_gib {math.ceil(least)} "
-        f"({holding.offloaded_bytes(shape):.3g} bytes for each parameter of a worker"
+        f"({param_state.offloaded_bytes(shape):.3g} bytes for each parameter of a worker"
         f"{kept} are {least:,.1f} GiB with the process; worker.memory_gib is {spec.worker.memory_gib:g})"
     )

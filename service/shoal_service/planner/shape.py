@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal_service.planner.holding import latent_layers
+from shoal_service.planner.parameter_state import list_latent_layers
 from shoal_workers.contract.families import Sizes
 from shoal_workers.contract.hugging_face import HuggingFaceConfig, hugging_face_of
 from shoal_workers.contract.hugging_face_plan import as_language_model, sizes_of
@@ -163,7 +163,7 @@ def shape_of(spec: JobSpec) -> ModelShape | None:
         return None
     config = language_model_of(spec)
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
-        # The small matrices of adapters are not part of the shape; `holding` counts them.
+        # The small matrices of adapters are not part of the shape; `parameter_state` counts them.
         config = as_language_model(hugging_face.model_copy(update={"lora": None}))
         if config is None:
             return _shape_of_family(hugging_face, on_gpu=spec.worker.gpus > 0)
@@ -357,7 +357,7 @@ def _with_latent_attention(block: BlockShape, sizes: Sizes, *, on_gpu: bool) -> 
     """The block with latent attention (DeepSeek-AI 2024) in place of its own, whole on every tp rank."""
     dim, heads = sizes.hidden_size, sizes.num_attention_heads
     old = heads * _even_head_dim(sizes)
-    layers = latent_layers(sizes).values()
+    layers = list_latent_layers(sizes).values()
     latent = sum(inputs * outputs for inputs, outputs in layers)
     keys, values = heads * (sizes.qk_nope_head_dim + sizes.qk_rope_head_dim), heads * sizes.v_head_dim
     narrow = 2 * (sizes.kv_lora_rank + (sizes.q_lora_rank or 0)) + sizes.qk_rope_head_dim

@@ -35,9 +35,9 @@ import numpy as np
 
 from shoal_service.core.hardware_profile import NARROW_HEAD_SHARE, WIDE_HEAD, HardwareProfile
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates, Floats, Ints
-from shoal_service.planner.holding import PerParameter
 from shoal_service.planner.memory import ContentColumns, Work, content_columns, key_copies, rank_params, saved_bytes
 from shoal_service.planner.network import Group, Network, send_s
+from shoal_service.planner.parameter_state import PerParameter
 from shoal_service.planner.shape import BlockShape, ModelShape, Product
 from shoal_service.planner.stack import AttentionKernel, Stack
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
@@ -86,7 +86,7 @@ def step_time(
     share = work.num_micro_batches / (columns.dp_replicate * columns.dp_shard)
     bubble = _bubble(columns, micro_batch_s)
     dense, experts = rank_params(shape, columns, content)
-    of_dense, of_experts = work.holding.dense, work.holding.experts
+    of_dense, of_experts = work.param_state.dense, work.param_state.experts
     update_bytes = dense / columns.shards * _update_bytes(of_dense)
     update_bytes = update_bytes + experts / columns.expert_shards * _update_bytes(of_experts)
     update = update_bytes / (profile.host_bandwidth if columns.offload else profile.memory_bandwidth) * sharing
@@ -130,7 +130,7 @@ def _micro_batch(
 
 
 def _update_bytes(term: PerParameter) -> float:
-    return _UPDATE_BYTES * term.trained + _STATE_PASSES * term.state_bytes
+    return _UPDATE_BYTES * term.trained_share + _STATE_PASSES * term.state_bytes
 
 
 def _tokens(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
@@ -268,7 +268,10 @@ def _data(
         return cost + np.where(of_experts > 0, _in_units(expert_group, of_experts * size, content.num_moe), 0.0)
 
     gather = moved(dense, experts, work.compute_bytes)
-    trained_dense, trained_experts = dense * work.holding.dense.trained, experts * work.holding.experts.trained
+    trained_dense, trained_experts = (
+        dense * work.param_state.dense.trained_share,
+        experts * work.param_state.experts.trained_share,
+    )
     is_plain = columns.level == LEVELS.index(ShardLevel.NONE)
     is_once = (columns.level == LEVELS.index(ShardLevel.OPTIMIZER)) | (columns.pp > 1)
     size, is_rounded = _SENT_BYTES.get(work.reduction, work.stack.gradient_bytes), work.reduction == "int8"
@@ -289,7 +292,7 @@ def _data(
     reduce_once = (1 + work.stack.reduces_whole) * reduce
     once = np.where(is_full, 0.0, gather) + np.where(reduces_each, 0.0, reduce_once) + across
     if shape.tied:
-        table_bytes = shape.table_params / columns.tp * work.holding.dense.trained * work.stack.gradient_bytes
+        table_bytes = shape.table_params / columns.tp * work.param_state.dense.trained_share * work.stack.gradient_bytes
         tied_s = send_s(profile, table_bytes, spans.of_axis["pp"].link) * network.sharing
         once = once + np.where(columns.pp > 1, tied_s, 0.0)
     if columns.offload:
@@ -444,7 +447,7 @@ def compute_s(
     launch = (content.num_dense + content.num_moe) * (profile.block_overhead_s + work.stack.launch_s)
     forward = times.products + times.attention + times.rest + head + launch / 3
     backward = times.inputs + times.weights + times.attention_backward + 2 * times.rest
-    backward = backward + (1 + work.holding.dense.trained) * head + launch * 2 / 3
+    backward = backward + (1 + work.param_state.dense.trained_share) * head + launch * 2 / 3
     is_split = columns.is_schedule(Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V) & (columns.pp > 1)
     backward = backward * np.where(is_split, _SPLIT_BACKWARD, 1.0)
     stack = work.stack
@@ -477,13 +480,13 @@ def _block(
     shape: ModelShape, kind: BlockShape, work: Work, precision: Precision, profile: HardwareProfile, degrees: _Degrees
 ) -> _BlockTimes:
     tokens = work.micro_size * shape.seq_len / degrees.cp
-    peak, stack, holding = profile.peak_flops[precision], work.stack, work.holding
+    peak, stack, param_state = profile.peak_flops[precision], work.stack, work.param_state
     rate = peak * profile.matmul_efficiency
     forward, inputs, weights = np.zeros_like(tokens), np.zeros_like(tokens), np.zeros_like(tokens)
     for product in kind.products:
         m, n, k, groups, width = _sides(shape, product, degrees, tokens)
         count = product.count * (IMBALANCE if product.is_routed and not stack.routes_in_order else 1.0)
-        trained = (holding.experts if product.is_routed else holding.dense).trained
+        trained = (param_state.experts if product.is_routed else param_state.dense).trained_share
         is_fp8 = stack.fp8 and not product.is_routed
         speed = rate * (profile.fp8_speed if is_fp8 else 1.0)
         casts = _CAST_BYTES * is_fp8 * groups / profile.memory_bandwidth

@@ -1,4 +1,7 @@
-"""The nodes of a twin's sample: which workers are on them, which of them can be used, and which one a failure hits."""
+"""Place the workers of a twin's sample on its nodes, and choose the nodes that a failure hits.
+
+The sample has some of the nodes that train and the idle ones; they stand for all nodes of the job (see `twin`).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import dataclass, field
 from shoal_service.simulator.failures import Failure
 from shoal_workers.contract import Assignment
 
-PER_NODE = 2
-"""Workers of a node in the sample: one may die while another serves the node's memory."""
+WORKERS_PER_NODE = 2
+"""Workers of each node in the sample: one may die while another serves the node's memory."""
 
 
 @dataclass(slots=True)
@@ -18,19 +21,19 @@ class Node:
     rack: str = ""
     workers: set[int] = field(default_factory=set)
     is_down: bool = False
-    """Nothing on it answers any longer."""
+    """Nothing on the node answers."""
     is_broken: bool = False
-    """It has to be repaired, so it passes no test. A node that is down is broken."""
+    """The node passes no test until it is repaired. A node that is down is also broken."""
     is_avoided: bool = False
     slowdown: float = 1.0
-    """How many times as long the worker in slot 0 computes."""
+    """Factor on the compute time of the worker in slot 0."""
 
     @property
     def is_missing(self) -> bool:
         return self.is_broken or self.is_avoided
 
-    def renew(self) -> None:
-        """It has been repaired, and is a new node."""
+    def mark_repaired(self) -> None:
+        """Make it a new node, with another id, that can be used again."""
         self.node_id += "'"
         self.is_down = self.is_broken = self.is_avoided = False
         self.slowdown = 1.0
@@ -54,16 +57,17 @@ class SampledWorker:
 
     @property
     def is_lost(self) -> bool:
-        """True if it takes part in nothing any longer."""
+        """True if the worker takes part in no group any more."""
         return self.is_stuck or self.node is None or self.node.is_down
 
 
 class SampledNodes:
-    """`workers`: those that exist or wait for a node, by index. A rack has `rack_size` nodes."""
+    """Nodes in racks of `rack_size`, and the workers that are on them or wait for one."""
 
-    def __init__(self, number: int, rack_size: int) -> None:
-        self.nodes = [Node(f"n{index}", f"r{index // rack_size}") for index in range(number)]
+    def __init__(self, num_nodes: int, rack_size: int) -> None:
+        self.nodes = [Node(f"n{index}", f"r{index // rack_size}") for index in range(num_nodes)]
         self.workers: dict[int, SampledWorker] = {}
+        """Workers by index."""
 
     @property
     def num_missing(self) -> int:
@@ -82,16 +86,20 @@ class SampledNodes:
         if worker is not None and worker.node is not None:
             worker.node.workers.discard(index)
 
-    def place(self) -> list[SampledWorker]:
-        """Give nodes to the workers that wait for one, as far as there is room. Return these workers."""
+    def place_waiting(self) -> list[SampledWorker]:
+        """Place the workers that wait for a node, as far as there is room; return the placed workers."""
         waiting = [worker for worker in self.workers.values() if worker.node is None]
-        free = [node for node in self.nodes if not node.is_missing and len(node.workers) < PER_NODE] if waiting else []
+        free = (
+            [node for node in self.nodes if not node.is_missing and len(node.workers) < WORKERS_PER_NODE]
+            if waiting
+            else []
+        )
         placed = []
         for worker in waiting if free else ():
             fitting = [
                 node
                 for node in free
-                if len(node.workers) < PER_NODE
+                if len(node.workers) < WORKERS_PER_NODE
                 and node.node_id not in worker.avoids
                 and worker.only_on in ("", node.node_id)
             ]
@@ -102,29 +110,32 @@ class SampledNodes:
                 placed.append(worker)
         return placed
 
-    def trains(self, node: Node, group: Container[int]) -> bool:
-        """True if a worker of the node is in `run`. `group`: indexes of the group's workers."""
+    def is_training(self, node: Node, group: Container[int]) -> bool:
+        """Return True if a worker of the node trains. `group`: indexes of the group's workers."""
         return any(self.workers[index].run is not None and index in group for index in node.workers)
 
-    def choose(self, failure: Failure, group: Container[int], *, num_training: int, total: int) -> list[Node]:
-        """Return the nodes that the failure hits, all in one rack; none if it hits one that is missing already.
+    def choose_hit_nodes(self, failure: Failure, group: Container[int], *, num_training: int, total: int) -> list[Node]:
+        """Return the nodes that the failure hits, all in one rack; none if its node is missing already.
 
-        `num_training` of `total` nodes of the job train, and the nodes of the group stand for them.
+        Args:
+            group: indexes of the group's workers.
+            num_training: nodes of the whole job that train; the sample's nodes that train stand for them.
+            total: nodes of the whole job.
         """
         usable = [node for node in self.nodes if not node.is_missing]
-        training = [node for node in usable if self.trains(node, group)]
-        rest = [node for node in usable if not self.trains(node, group)]
+        training = [node for node in usable if self.is_training(node, group)]
+        idle = [node for node in usable if not self.is_training(node, group)]
         share = num_training / total if training else 0.0
         if failure.draw < share:
             first = training[int(failure.draw / share * len(training))]
-            mates = [node for node in usable if node.rack == first.rack and node is not first]
-            return [first, *mates[: failure.cause.nodes - 1]]
-        if failure.draw >= 1 - self.num_missing / total or not rest:
+            neighbours = [node for node in usable if node.rack == first.rack and node is not first]
+            return [first, *neighbours[: failure.cause.nodes - 1]]
+        if failure.draw >= 1 - self.num_missing / total or not idle:
             return []
-        return [rest[int((failure.draw - share) / (1 - share) * len(rest))]]
+        return [idle[int((failure.draw - share) / (1 - share) * len(idle))]]
 
     def find_buddies(self, node: Node) -> Sequence[Node]:
         """Return the nodes with copies of this node's snapshots."""
         runs = [run for index in node.workers if (run := self.workers[index].run) is not None]
-        names = {run.buddy.node_id for run in runs if run.buddy is not None}
-        return [other for other in self.nodes if other.node_id in names]
+        buddy_ids = {run.buddy.node_id for run in runs if run.buddy is not None}
+        return [other for other in self.nodes if other.node_id in buddy_ids]

@@ -72,7 +72,7 @@ from shoal_service.core.hardware_profile import HardwareProfile, Racks
 from shoal_service.core.layout_plan import Plan
 from shoal_service.simulator.failures import DAY_S, Cause, Failure, Takes, find_most_missing
 from shoal_service.simulator.recovery_costs import RecoveryCosts
-from shoal_service.simulator.sampled_nodes import PER_NODE, Node, SampledNodes, SampledWorker
+from shoal_service.simulator.sampled_nodes import WORKERS_PER_NODE, Node, SampledNodes, SampledWorker
 from shoal_service.simulator.time_account import TimeAccount
 from shoal_workers.contract import (
     CheckpointName,
@@ -229,7 +229,7 @@ class _Twin:
         self.group_nodes = min(self.full_nodes, max(group_nodes, 3 * rack, lacking + group_nodes))
         self.granted_nodes = self.group_nodes + num_idle
         self.sample = SampledNodes(self.granted_nodes + job.standby_nodes, rack)
-        self.timeouts = find_timeouts(job, PER_NODE * len(self.sample.nodes))
+        self.timeouts = find_timeouts(job, WORKERS_PER_NODE * len(self.sample.nodes))
         self.memory: dict[str, tuple[SnapshotPart, ...]] = {}
         self.avoided: dict[str, AvoidedNode] = {}
         self.silent: dict[str, str] = {}
@@ -257,16 +257,16 @@ class _Twin:
         missing = job.nodes - job.min_nodes
         elasticity = job.spec.elasticity.model_copy(
             update={
-                "min_workers": PER_NODE * max(1, self.granted_nodes - missing),
-                "max_workers": PER_NODE * self.granted_nodes,
-                "standby": PER_NODE * job.standby_nodes,
+                "min_workers": WORKERS_PER_NODE * max(1, self.granted_nodes - missing),
+                "max_workers": WORKERS_PER_NODE * self.granted_nodes,
+                "standby": WORKERS_PER_NODE * job.standby_nodes,
             }
         )
         return Attempt(
             config=AttemptConfig(job_id="twin", attempt=self.attempt, checkpoint_root="/twin", timeouts=self.timeouts),
             target=Target(
                 spec=job.spec.model_copy(update={"elasticity": elasticity}),
-                granted=PER_NODE * self.granted_nodes,
+                granted=WORKERS_PER_NODE * self.granted_nodes,
             ),
             current=Opening(since=self.now),
         )
@@ -357,11 +357,11 @@ class _Twin:
     ) -> Plan:
         used_nodes = self.job.find_layout(self._count_nodes(world_size)).nodes
         group = max(1, round(self.group_nodes * used_nodes / self.full_nodes))
-        return Plan(Layout(dp_shard=min(world_size, PER_NODE * group)), "twin")
+        return Plan(Layout(dp_shard=min(world_size, WORKERS_PER_NODE * group)), "twin")
 
     def _count_nodes(self, workers: int) -> int:
         """Nodes of the job if this number of workers of the sample may train."""
-        return max(1, self.job.nodes - self.granted_nodes + workers // PER_NODE)
+        return max(1, self.job.nodes - self.granted_nodes + workers // WORKERS_PER_NODE)
 
     def _schedule_tick(self) -> None:
         at = min((time for time in self._list_deadlines() if time > self.now), default=math.inf)
@@ -455,14 +455,14 @@ class _Twin:
         to_ranks = sum(isinstance(command, Run | Interrupt | RequestYield) for command in commands)
         to_workers = sum(isinstance(command, StartWorker | KillWorker | RequestSnapshotParts) for command in commands)
         per_rank = self._count_gpus() / max(1, len(self.state.group.workers))
-        num = to_ranks * per_rank + to_workers * self.job.gpus_per_node / PER_NODE
+        num = to_ranks * per_rank + to_workers * self.job.gpus_per_node / WORKERS_PER_NODE
         self.result.orders += num
         self.result.answers += num
 
     # What comes of the commands
 
     def _place(self) -> None:
-        for worker in self.sample.place():
+        for worker in self.sample.place_waiting():
             self._after(self.costs.start_s, partial(self._report_warm, worker))
 
     def _report_warm(self, worker: SampledWorker) -> None:
@@ -744,7 +744,7 @@ class _Twin:
     # Failures
 
     def _hit(self, failure: Failure) -> None:
-        """A failure takes what it hits: a node of the group, an idle one, or one that is missing already."""
+        """Apply a failure to the nodes that it hits, if they are in the sample and not missing already."""
         self._catch_up()
         cause = failure.cause
         if cause.takes is Takes.STORAGE:
@@ -752,11 +752,11 @@ class _Twin:
             self.result.failures[cause.name] += 1
             return
         ranks = self.state.group.ranks
-        hit = self.sample.choose(failure, ranks, num_training=self.layout.nodes, total=self.job.total_nodes)
+        hit = self.sample.choose_hit_nodes(failure, ranks, num_training=self.layout.nodes, total=self.job.total_nodes)
         if not hit:
             return
         self.result.failures[cause.name] += 1
-        in_group = any(self.sample.trains(node, ranks) for node in hit)
+        in_group = any(self.sample.is_training(node, ranks) for node in hit)
         if failure.takes_buddy and cause.takes is not Takes.PROCESS:
             hit += self.sample.find_buddies(hit[0])
         if in_group and self.time.is_training and cause.takes is not Takes.SLOW:
@@ -828,7 +828,7 @@ class _Twin:
         self._feed(NodesSilent(dict(self.silent)))
 
     def _repair(self, node: Node, node_id: str) -> None:
-        """The node can be used again, as a new one."""
+        """Make the node usable again, as a new node. A node that has another id by now stays as it is."""
         if node.node_id != node_id:
             return
         for index in [index for index in node.workers if index in self.sample.workers]:
@@ -836,7 +836,7 @@ class _Twin:
             self._feed(WorkerLost(index, IncidentCause.NODE_DIED, "raylet", "its node was repaired"))
         self.silent.pop(node_id, None)
         self.avoided.pop(node_id, None)
-        node.renew()
+        node.mark_repaired()
         self._note_missing()
         self._feed(NodesAvoided(tuple(self.avoided.values())))
 

@@ -26,7 +26,16 @@ from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Row, bindparam, delete, func, insert, or_, select, update
 
 from shoal_service.access_views import AuditEvent, NewToken, TokenRequest, TokenView
-from shoal_service.core.access import Principal, Refusal, Role, grant_of, hash_of, id_of, is_own, new_token
+from shoal_service.core.access import (
+    Principal,
+    Refusal,
+    Role,
+    decide_grant,
+    hash_secret,
+    is_own,
+    new_token,
+    parse_token_id,
+)
 from shoal_service.store.database import Transaction, audit, insert_on_conflict, sessions, tokens
 from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.records import columns_for
@@ -47,7 +56,7 @@ def create_own_token(tx: Transaction, request: TokenRequest, principal: Principa
     is_valid = (tokens.c.revoked_at.is_(None), or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
     num_valid = tx.execute(select(func.count()).select_from(tokens).where(made_by, *is_valid)).scalar_one()
     wish = replace(_make_requested_principal(request, now), user=request.user or "")
-    grant = grant_of(principal, wish, num_valid)
+    grant = decide_grant(principal, wish, num_valid)
     return grant if isinstance(grant, Refusal) else _insert(tx, grant, by=principal.name, now=now)
 
 
@@ -85,11 +94,11 @@ def _insert(tx: Transaction, principal: Principal, *, by: str, now: float) -> Ne
 
 
 def _make_token_row(token: str, principal: Principal, *, by: str, now: float) -> dict[str, Any]:
-    token_id = id_of(token)
+    token_id = parse_token_id(token)
     assert token_id is not None, "not a token"
     return {
         "id": token_id,
-        "hash": hash_of(token),
+        "hash": hash_secret(token),
         "name": principal.name,
         "role": principal.role.value,
         "projects": None if principal.projects is None else json.dumps(sorted(principal.projects)),
@@ -105,7 +114,7 @@ def _make_token_row(token: str, principal: Principal, *, by: str, now: float) ->
 
 def find_principal_by_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
     """Find the principal of a token; None if the token is not valid."""
-    return _find_valid_principal(tx, tokens.c.hash == hash_of(token), now)
+    return _find_valid_principal(tx, tokens.c.hash == hash_secret(token), now)
 
 
 def find_principal_by_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
@@ -214,7 +223,7 @@ def begin_session(
     """Begin a session, and delete those that have ended. `secret`: what the cookie holds, or the code of a link."""
     tx.execute(delete(sessions).where(sessions.c.expires_at <= now))
     row = {
-        "hash": hash_of(secret),
+        "hash": hash_secret(secret),
         "token_id": principal.token_id or None,
         "principal": "" if principal.token_id else _PRINCIPAL.dump_json(principal).decode(),
         "is_link": int(is_link),
@@ -227,7 +236,7 @@ def begin_session(
 def find_principal_by_session(tx: Transaction, secret: str, *, now: float, is_link: bool = False) -> Principal | None:
     """Find the principal of a session; None if it has ended, or its token is not valid."""
     query = select(sessions).where(
-        sessions.c.hash == hash_of(secret), sessions.c.is_link == int(is_link), sessions.c.expires_at > now
+        sessions.c.hash == hash_secret(secret), sessions.c.is_link == int(is_link), sessions.c.expires_at > now
     )
     row = tx.execute(query).one_or_none()
     return None if row is None else _find_principal_of_row(tx, row, now)
@@ -237,7 +246,7 @@ def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
     """Use up a link, and return the principal that made it; None if it is not valid."""
     taken = (
         delete(sessions)
-        .where(sessions.c.hash == hash_of(code), sessions.c.is_link == 1)
+        .where(sessions.c.hash == hash_secret(code), sessions.c.is_link == 1)
         .returning(sessions.c.token_id, sessions.c.principal, sessions.c.expires_at)
     )
     row = tx.execute(taken).one_or_none()
@@ -248,7 +257,7 @@ def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
 
 def end_session(tx: Transaction, secret: str) -> None:
     """End a session. Idempotent."""
-    tx.execute(delete(sessions).where(sessions.c.hash == hash_of(secret)))
+    tx.execute(delete(sessions).where(sessions.c.hash == hash_secret(secret)))
 
 
 _PRINCIPAL = TypeAdapter(Principal)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Row, and_, bindparam, delete, func, select, update
 
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.events import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.job_machine import ACTIVE, ATTEMPT_STATES
 from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
@@ -44,8 +44,8 @@ AttemptKey: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """A supervisor's report, as one request has brought it."""
+class ReceivedReport:
+    """A supervisor's report from one request, and its time."""
 
     caller: AttemptCaller
     report: HomeReport
@@ -69,40 +69,40 @@ class SupervisorLink:
 
 
 def keep_token(tx: Transaction, job_id: str, attempt: int, token: str) -> None:
-    """From now on it is the one of the attempt, and no other is. Raises JobNotFound."""
+    """Make this the attempt's only token. Raises JobNotFound."""
     job_num = read_job_num(tx, job_id, lock=True)
     of_attempt = and_(attempt_tokens.c.job_num == job_num, attempt_tokens.c.attempt == attempt)
-    if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_of(token))).rowcount:
-        row = {"job_num": job_num, "attempt": attempt, "hash": hash_of(token), "life": 0, "reported_at": 0.0}
+    if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_secret(token))).rowcount:
+        row = {"job_num": job_num, "attempt": attempt, "hash": hash_secret(token), "life": 0, "reported_at": 0.0}
         upsert(tx, attempt_tokens, [row])
 
 
-def attempt_of_token(tx: Transaction, token: str) -> AttemptCaller | None:
-    """Whose it is; None if it is not the token of an attempt that goes on."""
-    row = tx.execute(_OF_TOKEN, {"hash": hash_of(token)}).one_or_none()
-    return AttemptCaller(row.id, row.attempt, hash_of(token)) if row is not None else None
+def find_attempt_by_token(tx: Transaction, token: str) -> AttemptCaller | None:
+    """Return the attempt with this token; None if no attempt that goes on has it."""
+    row = tx.execute(_ATTEMPT_BY_TOKEN, {"hash": hash_secret(token)}).one_or_none()
+    return AttemptCaller(row.id, row.attempt, hash_secret(token)) if row is not None else None
 
 
-def take_reports(tx: Transaction, arrived: Sequence[Arrived]) -> list[Outcome]:
-    """Stores each item of these reports exactly once, in one transaction: all or, if it raises, none. What comes of
-    each, in their order. PostgreSQL locks the rows of the jobs in the order of their ids.
+def take_reports(tx: Transaction, batch: Sequence[ReceivedReport]) -> list[Outcome]:
+    """Store each item of these reports exactly once, and return the outcomes in the order of the reports.
 
-    It takes few statements, however many the reports are: most of the time of a statement goes into the statement,
-    not into its rows.
+    One transaction stores all of them or, if it raises, none. PostgreSQL locks the rows of the jobs in the order of
+    their ids. The number of statements does not grow with the number of reports: most of the time of a statement goes
+    into the statement, not into its rows.
 
-    A report whose `after` is below what is stored repeats items, and is not stored: its receipt says from where
-    the supervisor has to go on.
+    A report whose `after` is below what is stored repeats items, and is not stored: its receipt contains the number
+    from which the supervisor has to go on.
     """
     outcomes: dict[int, Outcome] = {}
-    left = dict(enumerate(arrived))
+    left = dict(enumerate(batch))
     while left:  # once, unless two are of one job: then each of them sees what the one before has changed
-        first = {sent.caller.job_id: index for index, sent in reversed(left.items())}
+        first = {received.caller.job_id: index for index, received in reversed(left.items())}
         outcomes |= _take(tx, {index: left.pop(index) for index in first.values()})
-    return [outcomes[index] for index in range(len(arrived))]
+    return [outcomes[index] for index in range(len(batch))]
 
 
-def links(tx: Transaction) -> Mapping[AttemptKey, SupervisorLink]:
-    """Links of all attempts that go on."""
+def read_links(tx: Transaction) -> Mapping[AttemptKey, SupervisorLink]:
+    """Return the links of all attempts that go on."""
     return {
         (row.id, row.attempt): SupervisorLink(row.life is not None, row.life or 0, row.reported_at or 0.0)
         for row in tx.execute(_LINKS)
@@ -110,7 +110,7 @@ def links(tx: Transaction) -> Mapping[AttemptKey, SupervisorLink]:
 
 
 def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
-    """In place of the last one; its number. `body`: JSON of a Directive. Raises JobNotFound."""
+    """Replace the directive of an attempt by `body`, JSON of a Directive; return its number. Raises JobNotFound."""
     job_num = read_job_num(tx, job_id, lock=True)
     last = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": job_num}).one_or_none()
     of_attempt = last if last is not None and last.attempt == attempt else None
@@ -127,7 +127,7 @@ def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
     return int(row["number"])
 
 
-def directive(tx: Transaction, job_id: str, attempt: int) -> DirectiveAnswer | None:
+def read_directive(tx: Transaction, job_id: str, attempt: int) -> DirectiveAnswer | None:
     """Read the newest directive of an attempt; None if there is none yet.
 
     Raises AttemptTokenRefused: the attempt has ended.
@@ -137,13 +137,13 @@ def directive(tx: Transaction, job_id: str, attempt: int) -> DirectiveAnswer | N
     return DirectiveAnswer(number=row.number, directive=json.loads(row.body)) if row.number is not None else None
 
 
-def directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping[str, int]:
-    """Number of the newest directive of each of these jobs that has one, and an attempt that goes on."""
+def read_directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping[str, int]:
+    """Return the numbers of the newest directives of these jobs; a job without one, or that has ended, is left out."""
     return {row.id: row.number for row in tx.execute(_DIRECTIVE_NUMBERS) if row.id in job_ids}
 
 
-def stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
-    """The answer to this request; None if it is not there yet."""
+def read_stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
+    """Return the answer to this request for stacks; None if it has not arrived."""
     row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": read_job_num(tx, job_id)}).one_or_none()
     if row is None or row.attempt != attempt or not row.stacks:
         return None
@@ -151,58 +151,58 @@ def stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> St
     return answer if answer.number == number else None
 
 
-def _take(tx: Transaction, arrived: Mapping[int, Arrived]) -> dict[int, Outcome]:
-    """Stores what has arrived for different jobs, and returns the outcome of each, by its index."""
+def _take(tx: Transaction, batch: Mapping[int, ReceivedReport]) -> dict[int, Outcome]:
+    """Store reports of different jobs; return the outcome of each by its index."""
     outcomes: dict[int, Outcome] = {}
     incoming: list[reporting.Incoming] = []
-    known = load_all(tx, [sent.caller.job_id for sent in arrived.values()])
+    job_by_id = load_all(tx, [received.caller.job_id for received in batch.values()])
     # After the rows of the jobs are locked: a token that was made meanwhile is seen.
-    rows = tx.execute(_TOKENS_OF_JOBS, {"job_nums": [job.num for job in known.values()]})
+    rows = tx.execute(_TOKENS_OF_JOBS, {"job_nums": [job.num for job in job_by_id.values()]})
     tokens = {row.job_num: row for row in rows}
     reported: list[dict[str, Any]] = []
-    for index, sent in arrived.items():
-        job = known.get(sent.caller.job_id)
-        outcome = _find_refusal(job, tokens.get(job.num) if job is not None else None, sent)
+    for index, received in batch.items():
+        job = job_by_id.get(received.caller.job_id)
+        outcome = _find_refusal(job, tokens.get(job.num) if job is not None else None, received)
         if outcome is not None:
             outcomes[index] = outcome
             continue
         assert job is not None
-        reported.append({"of_job": job.num, "of_life": sent.report.life, "at": sent.now})
-        reports = sent.report.reports
-        if reports is None or sent.report.after < job.pulled_seq:
+        reported.append({"of_job": job.num, "of_life": received.report.life, "at": received.now})
+        reports = received.report.reports
+        if reports is None or received.report.after < job.pulled_seq:
             outcomes[index] = ReportReceipt(acknowledged=job.pulled_seq)
             if reports is not None:
                 unstored = reports.model_copy(update={"end": None, "stacks": None})
-                reporting.drop_repeated(tx, reporting.Incoming(job, unstored, sent.now))
+                reporting.drop_repeated(tx, reporting.Incoming(job, unstored, received.now))
             continue
         if reports.stacks is not None:
             values = {"of_job": job.num, "answer": reports.stacks.model_dump_json()}
             tx.execute(_ANSWERED, values)
         outcomes[index] = ReportReceipt(acknowledged=max(reports.seq, job.pulled_seq), released=reports.end is not None)
-        incoming.append(reporting.Incoming(job, reports, sent.now))
+        incoming.append(reporting.Incoming(job, reports, received.now))
     if reported:
         tx.execute(_REPORTED, reported)
     reporting.apply_all(tx, incoming)
     return outcomes
 
 
-def _find_refusal(job: JobRecord | None, token: Row[Any] | None, arrived: Arrived) -> Outcome | None:
-    """Why a report is refused; None if it is not."""
-    caller, reports = arrived.caller, arrived.report.reports
-    is_own = (
+def _find_refusal(job: JobRecord | None, token: Row[Any] | None, received: ReceivedReport) -> Outcome | None:
+    """Return the error of a report that must not be stored; None if it may be."""
+    caller, reports = received.caller, received.report.reports
+    is_current = (
         job is not None
         and token is not None
         and (job.attempt == caller.attempt and job.state in ATTEMPT_STATES)
         and (token.attempt, token.hash) == (job.attempt, caller.token_hash)
     )
-    if not is_own or (reports is not None and reports.attempt != caller.attempt):
+    if not is_current or (reports is not None and reports.attempt != caller.attempt):
         return AttemptTokenRefused(caller.job_id, caller.attempt)
     assert token is not None
-    return SupervisorReplaced(arrived.report.life, token.life) if arrived.report.life < token.life else None
+    return SupervisorReplaced(received.report.life, token.life) if received.report.life < token.life else None
 
 
 _HAS_ATTEMPT = in_states(ATTEMPT_STATES)
-_OF_TOKEN = (
+_ATTEMPT_BY_TOKEN = (
     select(jobs.c.id, jobs.c.attempt)
     .join(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
     .where(attempt_tokens.c.hash == bindparam("hash"), _HAS_ATTEMPT)

@@ -14,7 +14,7 @@ from shoal_api.client import Client, Forbidden, NotFound, Unauthenticated
 from shoal_api.http.access.authentication import Authenticator
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access import Principal, Role, hash_of
+from shoal_service.core.access import Principal, Role, hash_secret
 from shoal_service.store import Store, access
 
 
@@ -52,7 +52,7 @@ def test_a_token_is_shown_once_and_kept_as_its_hash(service: Any) -> None:
     assert listed.expires_at is not None and listed.expires_at == pytest.approx(time.time() + 90 * 86400, abs=60)
     database = Path(service.store._database.url.database)
     stored = database.read_bytes() + Path(f"{database}-wal").read_bytes()
-    assert hash_of(made.token).encode() in stored and made.token.encode() not in stored
+    assert hash_secret(made.token).encode() in stored and made.token.encode() not in stored
     assert made.token[len("shoal_00000000_") :].encode() not in stored
 
 

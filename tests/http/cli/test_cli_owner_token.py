@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access import ADMIN_TOKEN_FILE, id_of
+from shoal_service.core.access import ADMIN_TOKEN_FILE, parse_token_id
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def file(service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_owners_token_is_rotated_as_the_docs_say(service: Any, shoal: Any, file: Path) -> None:
     old = file.read_text().strip()
     assert shoal("token", "create", "owner", "--role", "admin", "--expires", "never", "--output", str(file)).code == 0
-    assert shoal("token", "revoke", str(id_of(old))).code == 0
+    assert shoal("token", "revoke", str(parse_token_id(old))).code == 0
     new = file.read_text().strip()
     assert new != old and shoal("whoami").code == 0 and file.stat().st_mode & 0o777 == 0o600
     assert ensure_admin_token(service.store, file.parent, now=time.time()).read_text().strip() == new, (
@@ -34,7 +34,7 @@ def test_every_command_says_which_token_was_revoked_and_what_to_do(
     service: Any, shoal: Any, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = file.read_text().strip()
-    assert shoal("token", "revoke", str(id_of(old))).code == 0
+    assert shoal("token", "revoke", str(parse_token_id(old))).code == 0
     for command in (["jobs"], ["token", "list"], ["queue"]):
         refused = shoal(*command)
         assert refused.code == 2 and f"the token of the server's owner, in {file}, is not valid" in refused.err

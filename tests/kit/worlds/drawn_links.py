@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import PendingEvent
 from shoal_service.store import Store, driving, histories, submissions, supervisor_links
-from shoal_service.store.supervisor_links import Arrived
+from shoal_service.store.supervisor_links import ReceivedReport
 from shoal_service.supervisor.reporting.reporter import Outbox
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -144,7 +144,7 @@ class DrawnLink:
         """The supervisor asks for a directive; the answer may be lost."""
         if self.is_away or (not is_healed and self.draw.random() < 0.3):
             return
-        found = self._store().reading(supervisor_links.directive)(self.job_id, 1)
+        found = self._store().reading(supervisor_links.read_directive)(self.job_id, 1)
         if found is not None and found.number != self.directive_number:
             assert found.directive is not None
             self.directive_number, self.obeyed = found.number, found.directive["granted"]
@@ -177,9 +177,9 @@ class DrawnLink:
     def _arrive(self, report: HomeReport) -> ReportReceipt | None:
         """Stores a report at one of the control planes; None if it is refused."""
         document = HomeReport.model_validate_json(report.model_dump_json())
-        caller = AttemptCaller(self.job_id, 1, hash_of(self.job_id))
+        caller = AttemptCaller(self.job_id, 1, hash_secret(self.job_id))
         take = self._store().writing(supervisor_links.take_reports)
-        [outcome] = take([Arrived(caller, document, self.now)])
+        [outcome] = take([ReceivedReport(caller, document, self.now)])
         assert self._stored_events() == self.happened[: len(self._stored_events())]
         steps = [point.step for point in self._stored_steps()]
         assert steps == sorted(set(steps)) and all(step <= self.step for step in steps)

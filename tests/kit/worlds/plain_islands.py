@@ -9,7 +9,7 @@ import torch
 from kit.worlds.plain_reference import _collate, _on_device, _optimizer, _samples, _task, whole_model
 from shoal_workers.contract.batch_partition import randomness_seed, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.engine.schedule import lr_factor
+from shoal_workers.engine.schedule import compute_lr_factor
 
 _TYPES = {"none": torch.float32, "bf16": torch.bfloat16}
 
@@ -150,7 +150,7 @@ class _Island:
         for gradient in gradients:
             gradient.mul_(min(1.0, (spec.optimizer.clip_norm or math.inf) / (norm + 1e-6)))
         for group in self.optimizer.param_groups:
-            group["lr"] = spec.optimizer.lr * lr_factor(spec.schedule, self.step, spec.stop.steps)
+            group["lr"] = spec.optimizer.lr * compute_lr_factor(spec.schedule, self.step, spec.stop.steps)
         self.optimizer.step()
         self.step += 1
         self.seen[self.step] = total

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_service.access_views import ClusterTokenRequest
-from shoal_service.core.access import Role, hash_of, new_attempt_token
+from shoal_service.core.access import Role, hash_secret, new_attempt_token
 from shoal_service.core.gateways import JOBS_SILENT_S, Incoming
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
@@ -15,7 +15,7 @@ from shoal_service.store import Lease, Store, access, cluster_links, driving, su
 from shoal_service.store.cluster_links import StoredReport
 from shoal_service.store.errors import ClusterNameTaken, ClusterNotFound, GatewayRefused, LeaseLost
 from shoal_service.store.hub import Topic
-from shoal_service.store.supervisor_links import Arrived
+from shoal_service.store.supervisor_links import ReceivedReport
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
@@ -161,7 +161,9 @@ def test_a_ray_cluster_that_was_made_anew_follows_once_no_supervisor_of_the_one_
     store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 1, token)
     reports = SupervisorReports(attempt=1, seq=0, status=JobStatus(state=JobState.RUNNING, attempt=1))
     home = HomeReport(life=1, after=0, reports=reports)
-    store.writing(supervisor_links.take_reports)([Arrived(AttemptCaller(job_id, 1, hash_of(token)), home, 100.0)])
+    store.writing(supervisor_links.take_reports)(
+        [ReceivedReport(AttemptCaller(job_id, 1, hash_secret(token)), home, 100.0)]
+    )
     with pytest.raises(GatewayRefused, match="Jobs train in the Ray cluster"):
         report(store, B, ray_cluster="b2", now=101.0)
     report(store, B, ray_cluster="b2", now=100.0 + JOBS_SILENT_S)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 
 from kit.attempt_reports import reported, sent, take
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import AttemptCaller, ReportReceipt
@@ -43,8 +43,10 @@ def steps_of(store: Store, job_id: str) -> list[int]:
 
 def test_a_token_opens_the_attempt_that_it_was_made_for(store: Store, running: Callable[[], str]) -> None:
     job_id = running()
-    assert store.reading(supervisor_links.attempt_of_token)(job_id) == AttemptCaller(job_id, 1, hash_of(job_id))
-    assert store.reading(supervisor_links.attempt_of_token)("another") is None
+    assert store.reading(supervisor_links.find_attempt_by_token)(job_id) == AttemptCaller(
+        job_id, 1, hash_secret(job_id)
+    )
+    assert store.reading(supervisor_links.find_attempt_by_token)("another") is None
 
 
 def test_only_the_holder_of_the_lease_makes_tokens(store: Store, lease: Lease, running: Callable[[], str]) -> None:
@@ -53,7 +55,7 @@ def test_only_the_holder_of_the_lease_makes_tokens(store: Store, lease: Lease, r
         store.writing(supervisor_links.keep_token, lease.epoch + 1)(job_id, 1, "new")
     with pytest.raises(JobNotFound):
         store.writing(supervisor_links.keep_token, lease.epoch)("nothing", 1, "new")
-    assert store.reading(supervisor_links.attempt_of_token)(job_id) is not None
+    assert store.reading(supervisor_links.find_attempt_by_token)(job_id) is not None
 
 
 def test_a_new_token_ends_the_one_before_and_keeps_the_life(
@@ -62,7 +64,7 @@ def test_a_new_token_ends_the_one_before_and_keeps_the_life(
     job_id = running()
     take(store, sent(job_id, reported(1, 1), life=3))
     store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 1, "second")
-    assert store.reading(supervisor_links.attempt_of_token)(job_id) is None
+    assert store.reading(supervisor_links.find_attempt_by_token)(job_id) is None
     late, early, fresh = take(
         store,
         sent(job_id, reported(2, 2), after=1, life=3),
@@ -71,7 +73,7 @@ def test_a_new_token_ends_the_one_before_and_keeps_the_life(
     )
     assert isinstance(late, AttemptTokenRefused) and isinstance(early, SupervisorReplaced)
     assert fresh == ReportReceipt(acknowledged=2)
-    assert store.reading(supervisor_links.links)()[job_id, 1] == SupervisorLink(
+    assert store.reading(supervisor_links.read_links)()[job_id, 1] == SupervisorLink(
         has_token=True, life=4, reported_at=20.0
     )
 
@@ -89,24 +91,30 @@ def test_a_report_with_a_foreign_token_or_of_another_attempt_stores_nothing(
     )
     assert [type(one) for one in outcomes] == [AttemptTokenRefused] * 4
     assert steps_of(store, job_id) == []
-    assert store.reading(supervisor_links.links)()[job_id, 1].reported_at == 0.0, "a refused report is no sign of life"
+    assert store.reading(supervisor_links.read_links)()[job_id, 1].reported_at == 0.0, (
+        "a refused report is no sign of life"
+    )
 
 
 def test_the_token_ends_with_the_attempt(store: Store, lease: Lease, running: Callable[[], str], begin: Begin) -> None:
     job_id = running()
     [ended] = take(store, sent(job_id, reported(1, end=AttemptEnd(reason=EndReason.PREEMPTED, message="", step=0))))
     assert ended == ReportReceipt(acknowledged=1, released=True)
-    assert store.reading(supervisor_links.attempt_of_token)(job_id) is None
-    assert store.reading(supervisor_links.links)() == {}
+    assert store.reading(supervisor_links.find_attempt_by_token)(job_id) is None
+    assert store.reading(supervisor_links.read_links)() == {}
     begin(job_id)
     [late] = take(store, sent(job_id, reported(2, 2), after=1))
     assert isinstance(late, AttemptTokenRefused)
     with pytest.raises(AttemptTokenRefused):
-        store.reading(supervisor_links.directive)(job_id, 1)
-    assert store.reading(supervisor_links.attempt_of_token)(job_id) is None, "the row is that of the attempt before"
+        store.reading(supervisor_links.read_directive)(job_id, 1)
+    assert store.reading(supervisor_links.find_attempt_by_token)(job_id) is None, (
+        "the row is that of the attempt before"
+    )
     store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 2, "second")
-    assert store.reading(supervisor_links.attempt_of_token)("second") == AttemptCaller(job_id, 2, hash_of("second"))
-    assert store.reading(supervisor_links.links)()[job_id, 2].life in (0, 1)
+    assert store.reading(supervisor_links.find_attempt_by_token)("second") == AttemptCaller(
+        job_id, 2, hash_secret("second")
+    )
+    assert store.reading(supervisor_links.read_links)()[job_id, 2].life in (0, 1)
 
 
 def test_lives_rise_and_the_supervisor_before_learns_who_follows_it(store: Store, running: Callable[[], str]) -> None:

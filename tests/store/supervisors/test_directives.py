@@ -29,13 +29,13 @@ def job_id(store: Store, lease: Lease, submit: Submit, begin: Begin) -> str:
 
 
 def test_numbers_rise_with_each_directive_and_only_the_newest_is_kept(store: Store, lease: Lease, job_id: str) -> None:
-    assert store.reading(supervisor_links.directive)(job_id, 1) is None
+    assert store.reading(supervisor_links.read_directive)(job_id, 1) is None
     assert [
         store.writing(supervisor_links.put_directive, lease.epoch)(job_id, 1, body) for body in ("{}", '{"a":1}')
     ] == [1, 2]
-    assert store.reading(supervisor_links.directive)(job_id, 1) == DirectiveAnswer(number=2, directive={"a": 1})
-    assert store.reading(supervisor_links.directive_numbers)({job_id}) == {job_id: 2}
-    assert store.reading(supervisor_links.directive_numbers)({"another"}) == {}
+    assert store.reading(supervisor_links.read_directive)(job_id, 1) == DirectiveAnswer(number=2, directive={"a": 1})
+    assert store.reading(supervisor_links.read_directive_numbers)({job_id}) == {job_id: 2}
+    assert store.reading(supervisor_links.read_directive_numbers)({"another"}) == {}
 
 
 def test_the_next_attempt_begins_with_number_one(store: Store, lease: Lease, job_id: str, begin: Begin) -> None:
@@ -46,13 +46,13 @@ def test_the_next_attempt_begins_with_number_one(store: Store, lease: Lease, job
     store.writing(reporting.apply, lease.epoch)(
         job_id, SupervisorReports(attempt=1, seq=1, status=status, end=end), now=20.0
     )
-    assert store.reading(supervisor_links.directive_numbers)({job_id}) == {}, (
+    assert store.reading(supervisor_links.read_directive_numbers)({job_id}) == {}, (
         "no supervisor waits for those of an attempt that is over"
     )
     begin(job_id)
     with pytest.raises(AttemptTokenRefused):
-        store.reading(supervisor_links.directive)(job_id, 1)
-    assert store.reading(supervisor_links.directive)(job_id, 2) is None, "the row is that of the attempt before"
+        store.reading(supervisor_links.read_directive)(job_id, 1)
+    assert store.reading(supervisor_links.read_directive)(job_id, 2) is None, "the row is that of the attempt before"
     assert store.writing(supervisor_links.put_directive, lease.epoch)(job_id, 2, "{}") == 1
 
 
@@ -82,6 +82,6 @@ def test_an_answer_is_that_of_its_request_and_stays_while_directives_change(
     store.writing(supervisor_links.put_directive, lease.epoch)(job_id, 1, "{}")
     take(store, sent(job_id, reported(1, stacks=StacksAnswer(number=7, stacks=None))))
     store.writing(supervisor_links.put_directive, lease.epoch)(job_id, 1, '{"c":1}')
-    assert store.reading(supervisor_links.stacks_answer)(job_id, 1, 7) == StacksAnswer(number=7, stacks=None)
-    assert store.reading(supervisor_links.stacks_answer)(job_id, 1, 8) is None
-    assert store.reading(supervisor_links.stacks_answer)(job_id, 2, 7) is None
+    assert store.reading(supervisor_links.read_stacks_answer)(job_id, 1, 7) == StacksAnswer(number=7, stacks=None)
+    assert store.reading(supervisor_links.read_stacks_answer)(job_id, 1, 8) is None
+    assert store.reading(supervisor_links.read_stacks_answer)(job_id, 2, 7) is None

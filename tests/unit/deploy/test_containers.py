@@ -13,7 +13,7 @@ import yaml
 
 import control_plane_requirements
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
-from shoal_service.core.access import id_of
+from shoal_service.core.access import parse_token_id
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -97,7 +97,7 @@ def test_the_secrets_are_written_once(tmp_path: Path) -> None:
         written.append({path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()})
     assert written[0] == written[1]
     assert written[0]["postgres_password"] in written[0]["shoal_database_url"]
-    assert id_of(written[0]["cluster_token"]), "the server takes it as a token"
+    assert parse_token_id(written[0]["cluster_token"]), "the server takes it as a token"
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
 
 

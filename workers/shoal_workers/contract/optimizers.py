@@ -101,8 +101,8 @@ _NAME = whole("|".join((*NAMED, _PATH_OF_TORCH, rf"(?!torch\.optim[.:]\w+$){_PAT
 _ONLY_SOME_READ = (*_BETAS, "fused")
 
 
-def known(name: str) -> Named | None:
-    """None for a class whose arguments are known where it is imported."""
+def find_named_optimizer(name: str) -> Named | None:
+    """Return the optimizer of this name; None for any other class, whose arguments are checked where it is imported."""
     return NAMED.get(name) or _TORCH.get(name.replace(":", "."))
 
 
@@ -132,7 +132,7 @@ _MUON_ALONE: JsonDict = {
 
 
 def _not_read(name: str) -> tuple[str, ...]:
-    optimizer = known(name)
+    optimizer = find_named_optimizer(name)
     keys = optimizer.keys if optimizer is not None else ()
     return tuple(key for key in _ONLY_SOME_READ if key not in keys) + (("args",) if name == ADAMW else ())
 
@@ -242,7 +242,7 @@ class OptimizerSpec(Frozen):
         if not isinstance(name, str) or len(name) > 255:
             return document
         _refuse_name(name)
-        optimizer = known(name)
+        optimizer = find_named_optimizer(name)
         for key in document:
             if optimizer is not None and key not in cls.model_fields and key in optimizer.args:
                 raise ValueError(
@@ -250,14 +250,16 @@ class OptimizerSpec(Frozen):
                     f'optimizer: {{"name": "{name}", "args": {{"{key}": ...}}}}.'
                 )
             if key in _not_read(name) and (key != "args" or document[key]):
-                raise ValueError(f"optimizer.{key} is not a setting of {name}. {_settings_of(name, optimizer)}")
+                raise ValueError(f"optimizer.{key} is not a setting of {name}. {_describe_settings(name, optimizer)}")
         given = document.get("args")
         for key in given if isinstance(given, dict) and optimizer is not None else ():
             if optimizer is not None and key not in optimizer.args:
-                raise ValueError(_no_argument(name, str(key), optimizer))
+                raise ValueError(_describe_unknown_argument(name, str(key), optimizer))
         decay = 0.0 if optimizer is None else optimizer.weight_decay
         if decay is None and document.get("weight_decay"):
-            raise ValueError(f"optimizer.weight_decay is not a setting of {name}. {_settings_of(name, optimizer)}")
+            raise ValueError(
+                f"optimizer.weight_decay is not a setting of {name}. {_describe_settings(name, optimizer)}"
+            )
         groups = document.get("groups")
         # What a validator of this kind returns is no longer JSON for pydantic, and lists are refused.
         lists = {"groups": tuple(groups)} if isinstance(groups, list) else {}
@@ -271,7 +273,7 @@ class OptimizerSpec(Frozen):
                     f"optimizer.groups.{number}.muon is set, and optimizer.name is {self.name}. Remove it, or set "
                     "optimizer.name to muon."
                 )
-            if group.weight_decay and (optimizer := known(self.name)) and optimizer.weight_decay is None:
+            if group.weight_decay and (optimizer := find_named_optimizer(self.name)) and optimizer.weight_decay is None:
                 raise ValueError(f"optimizer.groups.{number}.weight_decay: {self.name} has no weight decay. Remove it.")
         return self
 
@@ -288,7 +290,7 @@ class OptimizerSpec(Frozen):
     @property
     def is_elementwise(self) -> bool:
         """True if it is known to update each element on its own."""
-        optimizer = known(self.name)
+        optimizer = find_named_optimizer(self.name)
         return optimizer is not None and optimizer.is_elementwise
 
     @property
@@ -306,7 +308,7 @@ def _refuse_name(name: str) -> None:
     dotted = name.replace(":", ".")
     if message := _REFUSED.get(dotted):
         raise ValueError(f"optimizer.name {name} cannot be used: {message}.")
-    if known(name) is None and (not _PATH.fullmatch(name) or re.fullmatch(r"torch\.optim\.\w+", dotted)):
+    if find_named_optimizer(name) is None and (not _PATH.fullmatch(name) or re.fullmatch(r"torch\.optim\.\w+", dotted)):
         near = difflib.get_close_matches(name.lower().rpartition(".")[2], [*NAMED], n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ValueError(
@@ -315,7 +317,7 @@ def _refuse_name(name: str) -> None:
         )
 
 
-def _settings_of(name: str, optimizer: Named | None) -> str:
+def _describe_settings(name: str, optimizer: Named | None) -> str:
     if optimizer is None:
         return f"Those of a class are in optimizer.args; {name} also gets optimizer.lr and optimizer.weight_decay."
     decay = () if optimizer.weight_decay is None else ("weight_decay",)
@@ -323,20 +325,20 @@ def _settings_of(name: str, optimizer: Named | None) -> str:
     return text + (f", and in optimizer.args: {', '.join(optimizer.args)}." if optimizer.args else ".")
 
 
-def _no_argument(name: str, key: str, optimizer: Named) -> str:
+def _describe_unknown_argument(name: str, key: str, optimizer: Named) -> str:
     near = difflib.get_close_matches(key, optimizer.args, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return f"optimizer.args.{key} is not an argument of {name}.{hint} {_settings_of(name, optimizer)}"
+    return f"optimizer.args.{key} is not an argument of {name}.{hint} {_describe_settings(name, optimizer)}"
 
 
-def group_of(groups: Sequence[OptimizerGroup], name: str) -> int | None:
-    """Number of the first group that a parameter of this name belongs to; None if it belongs to none."""
+def find_group(groups: Sequence[OptimizerGroup], name: str) -> int | None:
+    """Return the number of the first group to which a parameter of this name belongs; None if there is none."""
     return next((number for number, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
 
 
-def unmatched(groups: Sequence[OptimizerGroup], names: Sequence[str]) -> str:
-    """A sentence about the first group that has no parameter; empty if each has one. `names`: of all parameters."""
-    owners = {group_of(groups, name) for name in names}
+def describe_unmatched(groups: Sequence[OptimizerGroup], names: Sequence[str]) -> str:
+    """Return a sentence about the first group without a parameter; empty if there is none. `names`: all parameters."""
+    owners = {find_group(groups, name) for name in names}
     for number, group in enumerate(groups):
         if number in owners:
             continue

@@ -38,7 +38,7 @@ from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.randomness import seed_everything
-from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
+from shoal_workers.engine.schedule import compute_lr_factor, count_total_steps, is_due
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore, step_of_checkpoint
 from shoal_workers.engine.state.saving import Saver, is_save_time
 from shoal_workers.engine.state.snapshots import Snapshots
@@ -103,7 +103,7 @@ class Trainer:
         with generation.user_code:
             self._tokens_per_sample = task.tokens_per_sample
         assert spec.stop is not None, "a task has an end"
-        self.total_steps = total_steps(
+        self.total_steps = count_total_steps(
             spec.stop,
             global_size=spec.samples_per_step,
             num_samples=self._batches.num_samples,
@@ -315,7 +315,7 @@ class Trainer:
         is_rescaled = self._scaling.learn(weight)
         if self._gradients.learn(verdict.uses) or is_rescaled:
             return self._again()
-        verdict = verdict.over(weight)
+        verdict = verdict.divide_by(weight)
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
         has_overflowed = math.isfinite(verdict.loss) and self._scaling.update(is_finite=verdict.is_finite)
         if not verdict.is_finite:
@@ -339,7 +339,7 @@ class Trainer:
             lands = not verdict.requests.lacks_round
             self._islands.begin_update(step, self.total_steps - step - 1, verdict.loss, lands=lands)
         with generation.user_code:
-            self._runtime.state.step(lr_factor(spec.schedule, step, self.total_steps))
+            self._runtime.state.step(compute_lr_factor(spec.schedule, step, self.total_steps))
         if self._islands is not None:
             self._islands.end_update()
         generation.position.reach(step + 1)
@@ -402,7 +402,7 @@ class Trainer:
             at=time.time(),
             loss=verdict.loss,
             grad_norm=verdict.grad_norm,
-            lr=spec.optimizer.lr * lr_factor(spec.schedule, step - 1, self.total_steps),
+            lr=spec.optimizer.lr * compute_lr_factor(spec.schedule, step - 1, self.total_steps),
             tokens=spec.batch.global_size * self._tokens_per_sample,
             step_s=step_s,
             world_size=generation.layout.world_size,

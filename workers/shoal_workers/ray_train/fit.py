@@ -32,7 +32,7 @@ from ray.train import Checkpoint, CheckpointUploadMode, ReportedCheckpoint, Repo
 import ray
 import shoal
 from ray import cloudpickle
-from shoal_workers.ray_internals import answer_for_ray_train, result_of_training, split_datasets
+from shoal_workers.ray_internals import answer_for_ray_train, make_training_result, split_datasets
 from shoal_workers.ray_train.group import Group
 from shoal_workers.ray_train.run_directory import Manifest, Retention, RunDirectory, Runs
 from shoal_workers.ray_train.shards import Ranges, Shard, ShardPlan, number_of, positions_of, start_coordinator
@@ -227,7 +227,7 @@ def _retention_of(config: Any) -> Retention:
 def _result_of(directory: RunDirectory, answers: Answers, value: Any) -> ray.train.Result:
     """What Ray Train returns; without a checkpoint, the metrics of the last report."""
     best = [(directory.checkpoint(checkpoint.name), {**checkpoint.metrics}) for checkpoint in answers.manifest.kept]
-    return result_of_training(
+    return make_training_result(
         metrics=answers.metrics,
         checkpoint=answers.get_checkpoint(),
         path=directory.path,

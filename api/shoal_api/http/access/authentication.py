@@ -42,7 +42,7 @@ from shoal_api.http.access.request_scope import (
 )
 from shoal_api.http.problems import Csrf, problem_response
 from shoal_service.control.oidc import Issuer, IssuerUnreachable
-from shoal_service.core.access import JwtRefused, Principal, hash_of, id_of, is_attempt_token
+from shoal_service.core.access import JwtRefused, Principal, hash_secret, is_attempt_token, parse_token_id
 from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_service.store import Store, StoreUnavailable, access, supervisor_links
@@ -91,7 +91,7 @@ class Authenticator:
     async def authenticate_bearer(self, token: str) -> Principal | None:
         """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
         JWT is not valid."""
-        if id_of(token) is not None:
+        if parse_token_id(token) is not None:
             return await self._find_principal(token, self._from_store(access.find_principal_by_token))
         if self._issuer is None or token.count(".") != 2:
             return None
@@ -103,7 +103,7 @@ class Authenticator:
     async def authenticate_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token; None if no attempt that goes on has this token. What a report changes is
         checked again when it is stored."""
-        read = self._store.reading(supervisor_links.attempt_of_token)
+        read = self._store.reading(supervisor_links.find_attempt_by_token)
         return await self._recall(AttemptCaller, token, lambda secret: run_in_threadpool(read, secret))
 
     def forget(self) -> None:
@@ -150,7 +150,7 @@ class Authenticator:
     ) -> _Caller | None:
         """Return what `read` returns for the secret, or has returned some seconds ago."""
         # the kind keeps the token of an attempt, shown as a cookie, from being taken for a principal's secret
-        key, now_mono = (kind, hash_of(secret)), self._mono()
+        key, now_mono = (kind, hash_secret(secret)), self._mono()
         caller, read_mono = self._callers.get(key) or (None, -math.inf)
         if now_mono - read_mono > _CACHE_S:
             caller = await read(secret)
@@ -320,7 +320,7 @@ def clear_session(response: Response, scope: Scope) -> None:
 
 
 def make_csrf_token(secret: str) -> str:
-    return hash_of(f"csrf:{secret}")[:32]
+    return hash_secret(f"csrf:{secret}")[:32]
 
 
 def _make_cookie_name(headers: dict[bytes, bytes]) -> str:

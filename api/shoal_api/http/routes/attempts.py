@@ -24,7 +24,7 @@ from shoal_api.http.json_router import MAX_SEQ, JobId, JsonRouter, json_response
 from shoal_api.http.problems import BadDocument
 from shoal_api.http.request_bodies import JSON_TYPES, read_body, require_media_type
 from shoal_api.http.streams import while_connected
-from shoal_service.control.supervisor_reports import Reception
+from shoal_service.control.supervisor_reports import SupervisorEndpoint
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.store import JobEnded, JobNotFound, RequestConflict
 from shoal_workers.contract.plain_text import first_problem
@@ -130,7 +130,7 @@ async def _take_report(request: Request) -> Response:
         report = HomeReport.model_validate_json(raw, extra="ignore")
     except ValidationError as error:
         raise BadDocument(f"The report is not valid: {first_problem(error)}") from None
-    receipt = await request.app.state.context.reception.report(request.scope[ATTEMPT], report)
+    receipt = await request.app.state.context.supervisor_endpoint.store_report(request.scope[ATTEMPT], report)
     return json_response(receipt)
 
 
@@ -140,6 +140,6 @@ async def _answer_directive_directly(request: Request) -> Response:
 
 async def _answer_directive(request: Request, after: int, wait_s: float) -> Response:
     request.scope[OPEN_ENDED] = POLL
-    reception: Reception = request.app.state.context.reception
-    newest = await while_connected(request, reception.directive(request.scope[ATTEMPT], after, wait_s))
+    endpoint: SupervisorEndpoint = request.app.state.context.supervisor_endpoint
+    newest = await while_connected(request, endpoint.wait_for_directive(request.scope[ATTEMPT], after, wait_s))
     return json_response(newest or DirectiveAnswer(number=after))

@@ -1,6 +1,6 @@
-"""Routes for the gateways of clusters, which dial in: reports, orders, code archives.
+"""Serve the gateways of clusters, which call this API: take their reports, return orders and code archives.
 
-Every control plane answers, with or without the lease: all data are in the store. Routes for operators are in
+Every control plane answers, with the lease or without, because all data are in the store. Routes for operators are in
 `operations.py`.
 """
 
@@ -33,7 +33,7 @@ from shoal_workers.contract.plain_text import first_problem
 
 _RANGE = re.compile(r"bytes=(\d{1,12})-", re.ASCII)
 _REREAD_S = 0.25
-"""Longest time until this server sees what other control planes wrote, in seconds."""
+"""Pause between two reads of the orders that other control planes may have written."""
 _SNAPSHOT: TypeAdapter[ClusterSnapshot] = TypeAdapter(ClusterSnapshot)
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="Hexadecimal SHA-256 of the archive.")]
 _REPORT = JsonBody(ClusterReport, {"life": "00112233445566aa", "number": 1, "error": "Ray does not answer yet"})
@@ -79,7 +79,7 @@ async def orders(
     ] = 0.0,
 ) -> OrderPage:
     """Returns the orders without an answer, by number."""
-    read = partial(context.store.reading(_read_orders), cluster, life, after)
+    read_page = partial(context.store.reading(_read_orders), cluster, life, after)
     wake_soon = asyncio.get_running_loop().call_soon_threadsafe
 
     def is_answer(page: OrderPage) -> bool:
@@ -89,7 +89,9 @@ async def orders(
         context.changes.watching(NO_JOB) as watch,
         context.store.subscribe(lambda _: wake_soon(watch.set), Topic.ORDERS.narrow_to(cluster)),
     ):
-        return await poll(context.changes, watch, request, read, is_answer=is_answer, wait_s=wait_s, reread_s=_REREAD_S)
+        return await poll(
+            context.changes, watch, request, read_page, is_answer=is_answer, wait_s=wait_s, reread_s=_REREAD_S
+        )
 
 
 @router.route(
@@ -106,27 +108,29 @@ def archive(request: Request, tx: Reading, cluster: ClusterName, sha256: Sha256)
     if data is None:
         raise NotFound("No open order to this cluster names this archive.")
     byte_range = _RANGE.fullmatch(request.headers.get("range", ""))
-    begin = int(byte_range[1]) if byte_range is not None else 0
-    if begin == 0 or begin >= len(data):
+    start = int(byte_range[1]) if byte_range is not None else 0
+    if start == 0 or start >= len(data):
         return Response(data, media_type="application/zip")
-    headers = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"}
-    return Response(data[begin:], status_code=206, headers=headers, media_type="application/zip")
+    headers = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
+    return Response(data[start:], status_code=206, headers=headers, media_type="application/zip")
 
 
 def _parse_report(text: bytes, token_id: str) -> StoredReport:
     try:
-        report = ClusterReport.model_validate_json(text)
+        document = ClusterReport.model_validate_json(text)
     except ValidationError as error:
         raise InvalidRequest(f"The report is not valid: {first_problem(error)}") from None
     return StoredReport(
-        sender=Incoming(report.life, token_id, report.number, report.takes_over, report.ray_cluster, report.replaces),
-        address=report.address,
-        error=report.error,
-        snapshot=None if report.snapshot is None else _SNAPSHOT.dump_json(report.snapshot).decode(),
-        answers=[(answer.number, answer.model_dump_json()) for answer in report.answers],
-        running=report.running,
-        labels=report.labels,
-        is_last=report.is_last,
+        sender=Incoming(
+            document.life, token_id, document.number, document.takes_over, document.ray_cluster, document.replaces
+        ),
+        address=document.address,
+        error=document.error,
+        snapshot=None if document.snapshot is None else _SNAPSHOT.dump_json(document.snapshot).decode(),
+        answers=[(answer.number, answer.model_dump_json()) for answer in document.answers],
+        running=document.running,
+        labels=document.labels,
+        is_last=document.is_last,
     )
 
 

@@ -93,7 +93,7 @@ def handle_failed_search(turn: Turn, event: StorageAway) -> None:
         turn.emit(CheckpointStorageAway(message=event.message, until=search_deadline(turn.state)))
     retry_at, is_missing = turn.now + pause_s, event.is_missing
     search = Search(num_failures=failures, error=event.message, retry_at=retry_at, is_missing=is_missing)
-    turn.stay(replace(current, search=search))
+    turn.set_stage(replace(current, search=search))
 
 
 def reads_storage(state: Attempt) -> bool:
@@ -122,7 +122,7 @@ def search_again(turn: Turn) -> None:
         reason = EndReason.CHECKPOINTS_MISSING if current.search.is_missing else EndReason.STORAGE_FAILED
         turn.end(reason, _describe_overdue_search(turn.state, current.search, turn.now))
     elif current.search.retry_at is not None and turn.now >= current.search.retry_at:
-        turn.stay(replace(current, search=replace(current.search, retry_at=None)))
+        turn.set_stage(replace(current, search=replace(current.search, retry_at=None)))
         turn.find_checkpoint()
 
 

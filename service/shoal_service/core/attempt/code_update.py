@@ -43,7 +43,7 @@ def request(turn: Turn, version: str) -> None:
 
 def consider(turn: Turn) -> None:
     """Advance the update that is requested. Acts in RUNNING only: a group that was lost is formed again first."""
-    if turn.stage is not Stage.RUNNING or turn.incident is not None or turn.target.ends_saved:
+    if turn.stage is not Stage.RUNNING or turn.incident is not None or turn.target.saves_and_ends:
         return
     code, update = turn.code, turn.code.warming
     if code.update is None and code.wanted not in (None, code.current, code.refused):
@@ -158,7 +158,7 @@ def turn_over(turn: Turn) -> None:
     trial = turn.code.trial
     if trial is not None and trial.fault:
         roll_back(turn, trial.fault, keeps_steps=trial.keeps_steps)
-    elif turn.stage in (Stage.SWITCHING, Stage.COMMITTING) and not turn.target.ends_saved and readiness(turn.state):
+    elif turn.stage in (Stage.SWITCHING, Stage.COMMITTING) and not turn.target.saves_and_ends and readiness(turn.state):
         _take_over(turn)
 
 

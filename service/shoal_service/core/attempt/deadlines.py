@@ -341,7 +341,7 @@ def _extend(turn: Turn, by_s: float) -> None:
         return at + by_s if name in _WAITED_UNTIL else at
 
     current = _shift(turn.current, move)
-    turn.stay(replace(current, since=turn.current.since) if isinstance(current, Running) else current)
+    turn.set_stage(replace(current, since=turn.current.since) if isinstance(current, Running) else current)
     turn.snapshots = replace(turn.snapshots, requested=_shift(turn.snapshots.requested, move, "requested"))
     turn.progress, turn.code, turn.pool = (_shift(part, move) for part in (turn.progress, turn.code, turn.pool))
 

@@ -1,10 +1,8 @@
-"""The table of faults: one row per incident cause. Pure data, and the only place that knows what a cause means.
+"""Define what each incident cause means: who is at fault, what is done, what is left in memory, what it is charged to.
 
-`losses`, `incidents`, `outcome` and `memory_snapshots` read it, `state/attempt` for the texts;
-docs/elastic.md prints it. It detects nothing. A new cause is a member of `IncidentCause`, a row here, and the code
-that detects it.
-
-Causes are distinguished only as far as their actions differ: isolate fast rather than diagnose precisely.
+Pure data, and the only place with these rules; docs/elastic.md prints the table. It detects nothing. A new cause is a
+member of `IncidentCause`, a row here, and the code that detects it. Causes are separate rows only if their actions
+differ: isolate fast rather than diagnose precisely.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class Probation(StrEnum):
 
 
 class Memory(StrEnum):
-    """What becomes of the snapshots in memory."""
+    """What happens to the snapshots in memory."""
 
     KEPT = "kept"
     """Every worker that has a part still serves it."""
@@ -82,7 +80,7 @@ class Budget(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One row: what a cause means for everything that has to decide about it."""
+    """One row of the table: what an incident cause means for the decisions about it."""
 
     witness: str
     """What notices the fault first."""
@@ -91,10 +89,10 @@ class Fault:
     probation: Probation = Probation.NEVER
     budget: Budget = Budget.RECOVERIES
     memory: Memory = Memory.KEPT
-    words: str
-    """The fault in words for people: one sentence without its full stop."""
+    description: str
+    """What the fault is, for users: one sentence without its full stop."""
     exit_kind: ExitKind | None = None
-    """A worker that leaves `run` in this way reports this cause; None if no worker does."""
+    """How a worker leaves `run` when it reports this cause; None if no worker reports it."""
     is_death: bool = False
     """True if the worker has died. If its time of death is known, detection is counted from there."""
     is_preemption_after_notice: bool = False
@@ -108,7 +106,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.RESTART,
         probation=Probation.REPEATED,
         memory=Memory.ON_NODE,
-        words="the worker's process died",
+        description="the worker's process died",
         is_death=True,
         is_preemption_after_notice=True,
     ),
@@ -118,14 +116,14 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.RESTART,
         probation=Probation.ALWAYS,
         memory=Memory.ON_NODE,
-        words="the device, the memory or the operating system failed on one worker",
+        description="the device, the memory or the operating system failed on one worker",
     ),
     IncidentCause.ENGINE_ERROR: Fault(
         witness="an exception of the engine's own code on a rank that the others do not raise",
         blames=Blame.WORKER,
         action=Action.RESTART,
         memory=Memory.ON_NODE,
-        words="Shoal's own code failed on one worker",
+        description="Shoal's own code failed on one worker",
     ),
     IncidentCause.NODE_DIED: Fault(
         witness="the ports of the worker and of its raylet refuse connections, or Ray's health check fails",
@@ -133,7 +131,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.EXCLUDE,
         probation=Probation.ALWAYS,
         memory=Memory.LOST,
-        words="the node is gone with all its workers",
+        description="the node is gone with all its workers",
         is_death=True,
         is_preemption_after_notice=True,
     ),
@@ -143,7 +141,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.RESTART,
         probation=Probation.ALONE,
         memory=Memory.ON_NODE,
-        words="the worker did not leave a broken group in time, and was killed",
+        description="the worker did not leave a broken group in time, and was killed",
     ),
     IncidentCause.HUNG: Fault(
         witness="no progress of any rank for longer than health.hang_factor and health.hang_floor_s allow",
@@ -151,7 +149,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.RESTART,
         probation=Probation.ALONE,
         memory=Memory.ON_NODE,
-        words="no rank made progress; workers that did not react to an interrupt were killed",
+        description="no rank made progress; workers that did not react to an interrupt were killed",
     ),
     IncidentCause.UNREACHABLE: Fault(
         witness="calls to the worker are not answered while its group is broken",
@@ -159,7 +157,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.RESTART,
         probation=Probation.ALONE,
         memory=Memory.LOST,
-        words="the worker does not answer, and was given up",
+        description="the worker does not answer, and was given up",
         is_preemption_after_notice=True,
     ),
     IncidentCause.NODE_UNREACHABLE: Fault(
@@ -168,14 +166,14 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.LEAVE_OUT,
         budget=Budget.NONE,
         memory=Memory.LOST,
-        words="the node does not answer; its workers are left out until it does",
+        description="the node does not answer; its workers are left out until it does",
     ),
     IncidentCause.PREEMPTED: Fault(
         witness="the worker is lost after a drain of its node, or after it received SIGTERM",
         blames=Blame.NONE,
         action=Action.RESTART,
         memory=Memory.LOST,
-        words="the worker was taken away before the group had switched to others",
+        description="the worker was taken away before the group had switched to others",
     ),
     IncidentCause.STRAGGLER: Fault(
         witness="the compute time of a rank, without waiting, against the median of the others",
@@ -183,7 +181,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.REPLACE,
         probation=Probation.ALONE,
         budget=Budget.NONE,
-        words="the worker computes much slower than the others",
+        description="the worker computes much slower than the others",
     ),
     IncidentCause.CORRUPTED: Fault(
         witness="another rank repeats one of its micro-batches with another result, and a third rank decides; or ranks "
@@ -192,7 +190,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.ROLL_BACK,
         probation=Probation.ALWAYS,
         memory=Memory.DISTRUSTED,
-        words="the worker computes wrong results, or holds wrong values",
+        description="the worker computes wrong results, or holds wrong values",
     ),
     IncidentCause.NON_FINITE: Fault(
         witness="the vote of the step, before any rank updates its state",
@@ -200,27 +198,27 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.ROLL_BACK,
         budget=Budget.NON_FINITE,
         memory=Memory.DISTRUSTED,
-        words="loss or gradient norm is not finite; the step is left out, see health.non_finite",
+        description="loss or gradient norm is not finite; the step is left out, see health.non_finite",
     ),
     IncidentCause.COLLECTIVE_FAILED: Fault(
         witness="a collective fails on a rank that is alive",
         blames=Blame.UNKNOWN,
         action=Action.RE_FORM,
-        words="a collective failed, and no worker is known to be at fault",
+        description="a collective failed, and no worker is known to be at fault",
         exit_kind=ExitKind.COLLECTIVE_FAILED,
     ),
     IncidentCause.SCRIPT_DIED: Fault(
         witness="a process of the script ends by a signal that Shoal has not sent, and its worker lives on",
         blames=Blame.UNKNOWN,
         action=Action.RE_FORM,
-        words="a process of the script was killed by a signal",
+        description="a process of the script was killed by a signal",
         exit_kind=ExitKind.SCRIPT_DIED,
     ),
     IncidentCause.FORM_FAILED: Fault(
         witness="a rank reports that the rendezvous failed, or a deadline passes",
         blames=Blame.UNKNOWN,
         action=Action.RE_FORM,
-        words="the group did not form",
+        description="the group did not form",
         exit_kind=ExitKind.FORM_FAILED,
     ),
     IncidentCause.SNAPSHOT_LOST: Fault(
@@ -228,7 +226,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         blames=Blame.UNKNOWN,
         action=Action.RE_FORM,
         memory=Memory.UNREADABLE,
-        words="a snapshot could not be read; the state comes from another source",
+        description="a snapshot could not be read; the state comes from another source",
         exit_kind=ExitKind.SNAPSHOT_LOST,
     ),
     IncidentCause.DAMAGED_CHECKPOINT: Fault(
@@ -236,7 +234,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         blames=Blame.NONE,
         action=Action.ROLL_BACK,
         budget=Budget.NONE,
-        words="a checkpoint is damaged; the one before it is restored",
+        description="a checkpoint is damaged; the one before it is restored",
         exit_kind=ExitKind.DAMAGED_CHECKPOINT,
     ),
     IncidentCause.CLUSTER_LOST: Fault(
@@ -245,7 +243,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.ROLL_BACK,
         budget=Budget.NONE,
         memory=Memory.LOST,
-        words="the Ray cluster is gone with the supervisor and all workers; a new attempt continues from storage",
+        description="the Ray cluster is gone with the supervisor and all workers; a new attempt continues from storage",
     ),
     IncidentCause.RETRIED: Fault(
         witness="the end of the attempt before, which retry.max_failures allows",
@@ -253,17 +251,17 @@ FAULTS: dict[IncidentCause, Fault] = {
         action=Action.ROLL_BACK,
         budget=Budget.NONE,
         memory=Memory.LOST,
-        words="the attempt before has failed; a new attempt continues from storage",
+        description="the attempt before has failed; a new attempt continues from storage",
     ),
 }
 
-CAUSE_OF_EXIT: dict[ExitKind, IncidentCause] = {
+CAUSE_BY_EXIT: dict[ExitKind, IncidentCause] = {
     fault.exit_kind: cause for cause, fault in FAULTS.items() if fault.exit_kind is not None
 }
 
 
-def action_of(cause: IncidentCause, from_workers: int, to_workers: int | None, *, num_spares: int) -> str:
-    """What an incident shows: the action of its row, and how the gap was filled once that is known."""
+def describe_action(cause: IncidentCause, from_workers: int, to_workers: int | None, *, num_spares: int) -> str:
+    """Return the action of the cause's row, and how the gap was filled once `to_workers` is known."""
     fault = FAULTS[cause]
     actions = [fault.action]
     if to_workers is not None:

@@ -54,7 +54,7 @@ def consider(turn: Turn) -> None:
         if readiness(turn.state, len(chosen), turn.now):
             form(turn, chosen)
         elif isinstance(turn.current, Waiting) and turn.current.refused:
-            turn.stay(replace(turn.current, refused=""))
+            turn.set_stage(replace(turn.current, refused=""))
 
 
 def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
@@ -88,10 +88,10 @@ def plan_next(turn: Turn) -> None:
         return
     chosen = next_workers(state, turn.now)
     can_form = len(chosen) >= max(1, state.target.min_workers) and turn.now >= state.budgets.form_not_before
-    if state.target.ends_saved:
+    if state.target.saves_and_ends:
         best = best_source(state)
         if best is None or best.step <= state.checkpoints.durable_step or not can_form:
-            turn.end_saved()
+            turn.end_after_save()
             return
         # the snapshot is newer than the checkpoint: continue from it, and pause at the next step boundary
     if can_form and memory_snapshots.are_awaited(state, turn.now):
@@ -215,7 +215,7 @@ def _refuse(turn: Turn, choice: Choice) -> None:
     if not isinstance(current, Waiting):
         turn.enter(Waiting(since=turn.now, refused=choice.refusal))
     else:
-        turn.stay(replace(current, refused=choice.refusal))
+        turn.set_stage(replace(current, refused=choice.refusal))
     if not isinstance(current, Waiting) or not current.refused:
         _emit_waiting(turn, len(choice.workers), reason=choice.refusal)
 

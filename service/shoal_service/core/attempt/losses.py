@@ -35,7 +35,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal_service.core.attempt import checkpoints, forming, incidents, memory_snapshots, placement
-from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Memory, Probation
+from shoal_service.core.attempt.faults import CAUSE_BY_EXIT, FAULTS, Memory, Probation
 from shoal_service.core.attempt.messages import Interrupt, KillWorker, SuspectNode
 from shoal_service.core.attempt.scripts import CRASH
 from shoal_service.core.attempt.state import (
@@ -128,7 +128,7 @@ def handle_exit(turn: Turn, worker: Worker, worker_exit: WorkerExit) -> None:
     if worker_exit.saved_part is not None:
         checkpoints.keep_part(turn, worker_exit.saved_part)
     if isinstance(turn.current, Quiescing):
-        turn.stay(replace(turn.current, left_at=turn.now))
+        turn.set_stage(replace(turn.current, left_at=turn.now))
     if worker_exit.is_planned and turn.stage in (Stage.FORMING, Stage.RUNNING):
         # not requested: the others are about to leave as well, or exceed the deadline
         turn.enter(Switching(since=turn.now, durable=not turn.target.keeps_snapshots))
@@ -142,10 +142,10 @@ def _left_with_error(turn: Turn, worker_exit: WorkerExit) -> None:
         if kind is ExitKind.SCRIPT_DIED:  # others have left before because of it: this is what the incident is about
             incidents.blame(turn, IncidentCause.SCRIPT_DIED, witness, message, None)
         if kind in _MAY_BE_RAISED_BY_OTHERS and turn.current.interrupt_at is not None:
-            turn.stay(replace(turn.current, interrupt_at=_grace_until(turn.state, turn.current.since, turn.now)))
+            turn.set_stage(replace(turn.current, interrupt_at=_grace_until(turn.state, turn.current.since, turn.now)))
     elif turn.state.group_active:
-        if kind in CAUSE_OF_EXIT:
-            incidents.blame(turn, CAUSE_OF_EXIT[kind], witness, message, None)
+        if kind in CAUSE_BY_EXIT:
+            incidents.blame(turn, CAUSE_BY_EXIT[kind], witness, message, None)
         if kind is ExitKind.STORAGE_FAILED and not checkpoints.reads_storage(turn.state):
             turn.emit(CheckpointFailed(rank=worker_exit.rank, step=worker_exit.step, message=message))
             turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
@@ -164,8 +164,8 @@ def _grace_until(state: Attempt, since: float, now: float) -> float:
 def _describe_exit(worker_exit: WorkerExit) -> str:
     if worker_exit.error is not None:
         return worker_exit.error.message
-    cause = CAUSE_OF_EXIT.get(worker_exit.kind)
-    return f"rank {worker_exit.rank}: {FAULTS[cause].words}" if cause is not None else str(worker_exit.kind)
+    cause = CAUSE_BY_EXIT.get(worker_exit.kind)
+    return f"rank {worker_exit.rank}: {FAULTS[cause].description}" if cause is not None else str(worker_exit.kind)
 
 
 def quiesce(turn: Turn, *, awaits_same_error: bool = False) -> None:
@@ -188,7 +188,7 @@ def interrupt_rest(turn: Turn) -> None:
     """Interrupt the workers that are still in `run`."""
     quiescing = turn.current
     assert isinstance(quiescing, Quiescing)
-    turn.stay(replace(quiescing, interrupt_at=None, interrupted_at=turn.now))
+    turn.set_stage(replace(quiescing, interrupt_at=None, interrupted_at=turn.now))
     turn.do(*(Interrupt(index, turn.group.generation) for index in turn.state.in_run))
 
 
@@ -410,9 +410,9 @@ def _is_suspect(state: Attempt, node_id: str, cause: IncidentCause) -> Decision:
     """Decide if the node is suspected now that it has lost a worker for this cause."""
     fault = FAULTS[cause]
     if fault.probation is Probation.ALWAYS:
-        return Decision(True, fault.words)
+        return Decision(True, fault.description)
     if fault.probation is Probation.ALONE and is_alone(state, node_id):
-        return Decision(True, f"{fault.words}; no other worker answers from there")
+        return Decision(True, f"{fault.description}; no other worker answers from there")
     lost = Counter(loss.node_id for loss in state.health.losses)
     elsewhere = {worker.node_id for worker in state.pool.usable} - {node_id}
     most = max((lost[node] for node in elsewhere), default=0)

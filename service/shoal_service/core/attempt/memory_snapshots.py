@@ -265,7 +265,7 @@ def forget_node(turn: Turn, node: str) -> None:
 def is_worth_waiting(state: Attempt) -> bool:
     """True if a node without workers is waited for, because its memory may hold steps that would be lost otherwise."""
     target, is_trusted = state.target, state.snapshots.oldest_generation <= state.group.generation
-    needs_snapshot = target.desired is Desired.RUN and not target.ends_saved and target.keeps_snapshots
+    needs_snapshot = target.desired is Desired.RUN and not target.saves_and_ends and target.keeps_snapshots
     return needs_snapshot and is_trusted and bool(_could_gain(state))
 
 
@@ -313,7 +313,7 @@ def stop_waiting(turn: Turn) -> None:
     because it may wait for room on its node without end."""
     turn.snapshots = replace(turn.snapshots, unreported_nodes=())
     if isinstance(turn.current, Waiting):
-        turn.stay(replace(turn.current, orphans_until=None))
+        turn.set_stage(replace(turn.current, orphans_until=None))
     for worker in turn.pool.workers:
         if _is_for_snapshots(worker):
             turn.kill(worker.index, f"the snapshots on node {worker.only_on} are not waited for any longer")

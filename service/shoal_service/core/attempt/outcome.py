@@ -333,7 +333,7 @@ def _finish(state: Attempt) -> Next:
     """All steps are done, unless `stop` was changed while the group did its last step."""
     if state.group.settings is not None and state.group.settings.stop != state.target.spec.stop:
         return FormNext()
-    return End(EndReason.FINISHED, find_rules(state).finished(state))
+    return End(EndReason.FINISHED, find_rules(state).describe_finish(state))
 
 
 def _save_again(state: Attempt, message: str) -> Next:
@@ -417,10 +417,10 @@ def apply(turn: Turn, following: Next) -> None:
             _re_form(turn)
         case FallBack(name, message):
             checkpoints.forget_damaged(turn, name, message)
-            if not _ended_saved(turn):
+            if not _end_if_saved(turn):
                 _search_older(turn)
         case AwaitStorage(message):
-            if not _ended_saved(turn):
+            if not _end_if_saved(turn):
                 checkpoints.await_readable(turn, message)
         case Commit():
             turn.enter(Committing(since=turn.now))
@@ -506,12 +506,12 @@ def _replace_worker_that_hangs_again(turn: Turn) -> None:
         incidents.blame(turn, IncidentCause.HUNG, "progress stamps", message, worker)
 
 
-def _ended_saved(turn: Turn) -> bool:
-    """Note that all workers have left `run`. Return True if the attempt has ended, since all is saved that can be."""
+def _end_if_saved(turn: Turn) -> bool:
+    """Note that all workers have left `run`, and end the attempt if it must. Return True if it has ended."""
     if turn.incident is not None:
         turn.incident = replace(turn.incident, quiesced_at=turn.now)
-    if turn.target.ends_saved:
-        turn.end_saved()
+    if turn.target.saves_and_ends:
+        turn.end_after_save()
     return turn.stage is Stage.ENDED
 
 

@@ -347,7 +347,7 @@ def _name_straggler(turn: Turn, index: int, report: StepReport) -> None:
     )
     turn.pool = turn.pool.with_worker(replace(worker, slow_until=turn.now + state.config.timeouts.start_s))
     if losses.is_alone(state, node_id, besides=index):
-        losses.suspect(turn, node_id, FAULTS[IncidentCause.STRAGGLER].words)
+        losses.suspect(turn, node_id, FAULTS[IncidentCause.STRAGGLER].description)
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:

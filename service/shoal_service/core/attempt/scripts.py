@@ -77,12 +77,12 @@ class TaskRules:
             return StateSource.MEMORY, memory.step
         return StateSource.CHECKPOINT if checkpoint_url else StateSource.INITIAL, state.checkpoints.durable_step
 
-    def saved(self, state: Attempt) -> str:
+    def describe_save(self, state: Attempt) -> str:
         """Return the message of an attempt that has saved its state and ends."""
         saved, step = state.checkpoints.durable_step, state.progress.step
         return f"saved at step {saved}" + (f" of {step}" if step > saved else "") + "."
 
-    def finished(self, state: Attempt) -> str:
+    def describe_finish(self, state: Attempt) -> str:
         """Return the message of an attempt that is done."""
         step, standing, rule = state.progress.step, state.history.standing, state.target.spec.validation
         if standing is not None and is_exhausted(standing, rule) and step == standing.judged_step:
@@ -142,10 +142,10 @@ class ScriptRules(TaskRules):
         """A script finds its files itself."""
         return None, state.progress.step
 
-    def saved(self, state: Attempt) -> str:
+    def describe_save(self, state: Attempt) -> str:
         return "its script was asked to end, and goes on from its own checkpoint."
 
-    def finished(self, state: Attempt) -> str:
+    def describe_finish(self, state: Attempt) -> str:
         script = state.target.spec.script
         assert script is not None
         after = f" after {count_text(state.progress.step, 'step')}" if state.has_reported else ""

@@ -75,8 +75,8 @@ def _retarget(turn: Turn, directive: Directed) -> None:
 def _end_without_group(turn: Turn) -> None:
     """End an attempt that has to save and end while no group runs, because there is nothing to save. A running group is
     asked to stop at its next step boundary."""
-    if turn.target.ends_saved and not turn.state.group_active and turn.stage is not Stage.COMMITTING:
-        turn.end_saved()
+    if turn.target.saves_and_ends and not turn.state.group_active and turn.stage is not Stage.COMMITTING:
+        turn.end_after_save()
 
 
 def avoid_nodes(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
@@ -104,10 +104,10 @@ def consider(turn: Turn) -> None:
     is_draining = bool(_workers_to_replace(turn.state, turn.now))
     if is_draining != (running.draining_since is not None):
         running = replace(running, draining_since=turn.now if is_draining else None)
-        turn.stay(running)
+        turn.set_stage(running)
     decision = decide(turn.state, running, turn.now, turn.plan)
     if decision.kept_layout_for is not None:
-        turn.stay(replace(running, kept_layout_for=decision.kept_layout_for))
+        turn.set_stage(replace(running, kept_layout_for=decision.kept_layout_for))
     reason = decision.reason if decision else _level_to_measure(turn, running)
     if reason:
         _switch(turn, reason)
@@ -115,7 +115,7 @@ def consider(turn: Turn) -> None:
 
 def decide(state: Attempt, running: Running, now: float, plan: PlanLayout) -> SwitchDecision:
     num_workers = len(state.group.workers)
-    if state.target.ends_saved:
+    if state.target.saves_and_ends:
         return SwitchDecision(True, _why_it_ends(state))
     if state.target.granted < num_workers:
         return SwitchDecision(True, f"shrink {num_workers} -> {state.target.granted}")
@@ -262,7 +262,7 @@ def _switch(turn: Turn, reason: str) -> None:
     left to read it from: in a pause, or when the attempt will have to wait for capacity."""
     target, group = turn.target, turn.group
     num_next = len(next_workers(turn.state, turn.now))
-    durable = target.ends_saved or not target.keeps_snapshots or num_next < max(1, target.min_workers)
+    durable = target.saves_and_ends or not target.keeps_snapshots or num_next < max(1, target.min_workers)
     turn.enter(Switching(since=turn.now, durable=durable))
     turn.emit(GenerationSwitching(generation=group.generation, reason=reason, durable=durable))
     turn.do(*(RequestYield(index, group.generation, durable) for index in group.workers))

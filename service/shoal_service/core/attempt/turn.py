@@ -1,9 +1,8 @@
-"""One turn of the machine: the parts of the state being replaced and the commands being collected. Lives only inside
-`machine.step`.
+"""Hold the changes of one step of the attempt machine: the replaced parts of the state, and the commands.
 
     turn.group = replace(turn.group, exits=...)      mypy refuses a part or a field that does not exist
 
-A predicate of the machine returns a Decision; its caller acts.
+A turn exists only inside `machine.step`. A predicate of the machine returns a Decision; its caller acts.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from shoal_workers.contract import EndReason, UserFailure, worker_name
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """True or false as a condition; `reason` is for people and holds the numbers that were used."""
+    """The answer of a predicate, true or false as a condition. `reason` contains the numbers that were used."""
 
     yes: bool
     reason: str
@@ -40,8 +39,7 @@ class Decision:
 
 
 class Turn:
-    """The state during one turn. Its parts are replaced, never mutated; `commands` are in the order in which they are
-    to be performed."""
+    """The state during one step. Its parts are replaced, never mutated. `commands` are performed in their order."""
 
     def __init__(self, state: Attempt, now: float, plan: PlanLayout) -> None:
         self.now = now
@@ -65,7 +63,7 @@ class Turn:
 
     @property
     def state(self) -> Attempt:
-        """The state as the turn has changed it so far, for functions that only read it."""
+        """The state with the changes so far, for functions that only read it."""
         return Attempt(
             config=self.config,
             target=self.target,
@@ -92,13 +90,13 @@ class Turn:
     def stage(self) -> Stage:
         return self._current.stage
 
-    def enter(self, after: CurrentStage) -> None:
+    def enter(self, entered: CurrentStage) -> None:
         """Enter another stage, which the table of transitions has to allow."""
-        assert after.stage in TRANSITIONS[self.stage], f"{self.stage} -> {after.stage}"
-        self._current = after
+        assert entered.stage in TRANSITIONS[self.stage], f"{self.stage} -> {entered.stage}"
+        self._current = entered
 
-    def stay(self, changed: CurrentStage) -> None:
-        """Replace what is known of the current stage, without leaving it."""
+    def set_stage(self, changed: CurrentStage) -> None:
+        """Replace the fields of the current stage, without leaving it."""
         assert changed.stage is self.stage, f"{self.stage} -> {changed.stage}"
         self._current = changed
 
@@ -106,13 +104,14 @@ class Turn:
         self.commands.extend(commands)
 
     def find_checkpoint(self) -> None:
-        """Have the newest checkpoint searched that is not known to be damaged."""
+        """Command the search for the newest checkpoint that is not known to be damaged."""
         self.do(FindCheckpoint(excluding=self.checkpoints.damaged, expected=self.checkpoints.expected))
 
     def emit(self, event: JobEvent) -> None:
         self.do(Emit(event))
 
     def drop_worker(self, index: int) -> Worker:
+        """Remove a worker from the pool, where it has to be, and return it."""
         worker = self.pool.worker(index)
         assert worker is not None
         self.pool = self.pool.without(index)
@@ -139,7 +138,19 @@ class Turn:
             index=index, worker_id=worker_id, avoids=avoids, code=code, is_beside=is_beside, only_on=only_on
         )
         self.pool = self.pool.with_new(worker)
-        self.do(StartWorker(index, worker_id, avoids, only_on, touches_memory, code, is_beside, num_missing, tp))
+        self.do(
+            StartWorker(
+                index,
+                worker_id,
+                avoid_nodes=avoids,
+                only_on=only_on,
+                touches_memory=touches_memory,
+                code=code,
+                is_beside=is_beside,
+                num_missing=num_missing,
+                tp=tp,
+            )
+        )
 
     def release(self, worker: Worker, reason: str) -> None:
         """Kill a worker that is not needed any longer, and report it."""
@@ -155,14 +166,14 @@ class Turn:
         if self.incident is not None:
             self.do(ShowIncident(self.incident, self.now if closed else None))
 
-    def end_saved(self) -> None:
-        """End the attempt as `target.ends_saved` demands: all that can be saved is saved."""
+    def end_after_save(self) -> None:
+        """End the attempt for the reason of `target.saves_and_ends`, after its state was saved."""
         if self.target.desired is Desired.PAUSE:
             self.end(EndReason.PAUSED, "paused on request")
         else:
-            left = EndReason.MOVED if self.target.moves_to else EndReason.PREEMPTED
-            reason = EndReason.SERVER_STOPPED if self.target.server_stops else left
-            message = find_rules(self.state).saved(self.state)
+            lost_workers = EndReason.MOVED if self.target.moves_to else EndReason.PREEMPTED
+            reason = EndReason.SERVER_STOPPED if self.target.server_stops else lost_workers
+            message = find_rules(self.state).describe_save(self.state)
             self.end(reason, message if self.history.has_formed else "it had not begun to train.")
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:

@@ -188,7 +188,7 @@ def job_state(state: Attempt) -> JobState:
 
     An attempt that saves and ends is never shown as running again: its end is stored after its last status.
     """
-    if state.target.ends_saved:
+    if state.target.saves_and_ends:
         return JobState.PAUSING
     match state.stage:
         case Stage.WAITING if waiting_until(state) is not None:

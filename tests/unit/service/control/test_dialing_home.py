@@ -9,7 +9,7 @@ import pytest
 
 from doubles.driver_bench import DriverBench
 from doubles.fake_journal import FakeJournal, JournalStorage
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.home import (
     AttemptCaller,
     DirectiveAnswer,
@@ -21,7 +21,7 @@ from shoal_service.home import (
 from shoal_service.store import supervisor_links
 from shoal_service.store.errors import SupervisorReplaced
 from shoal_service.store.store import Store
-from shoal_service.store.supervisor_links import Arrived
+from shoal_service.store.supervisor_links import ReceivedReport
 from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.dialer import Dialer
 from shoal_service.supervisor.reporting.reporter import Outbox
@@ -37,7 +37,7 @@ class Link:
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store = store
-        self.caller = AttemptCaller(job_id, 1, hash_of(TOKEN))
+        self.caller = AttemptCaller(job_id, 1, hash_secret(TOKEN))
         self.faults: list[str] = []
         self.answers: queue.SimpleQueue[DirectiveAnswer] = queue.SimpleQueue()
         self.asked: list[int] = []
@@ -49,7 +49,7 @@ class Link:
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "away":
             raise Unavailable("no connection")
-        [outcome] = self._store.writing(supervisor_links.take_reports)([Arrived(self.caller, report, 2.0)])
+        [outcome] = self._store.writing(supervisor_links.take_reports)([ReceivedReport(self.caller, report, 2.0)])
         if fault == "answer lost":
             raise Unavailable("reset")
         if isinstance(outcome, SupervisorReplaced):
@@ -120,6 +120,6 @@ def test_without_a_status_a_supervisor_only_says_that_it_lives(store: Store) -> 
     bench.dial()
     while bench.link.num_reports < 2:
         bench.outbox.pull(bench.outbox.seq, 0.05)
-    [link] = store.reading(supervisor_links.links)().values()
+    [link] = store.reading(supervisor_links.read_links)().values()
     assert link.life == 1 and link.reported_at == 2.0
     assert store.get_job(bench.job_id).status.state is JobState.STARTING

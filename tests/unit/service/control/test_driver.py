@@ -396,7 +396,7 @@ async def test_an_error_in_any_place_of_a_driver_ends_the_attempt_in_words(
     if place == "why_gone":
         bench.cluster.start_error = SupervisorGone("x")
     bench.cluster.num_unrecorded = MAX_UNRECORDED_STARTS + 1
-    bench.cluster._reception = None  # the supervisor dies before it reports
+    bench.cluster._endpoint = None  # the supervisor dies before it reports
     bench.start()
     await bench.clock.advance(300.0)
     assert bench.task.done() and bench.task.exception() is None

@@ -7,13 +7,13 @@ from typing import Any
 from kit.views import series_point
 from shoal_service.clock import SystemClock
 from shoal_service.control.supervisor_reports import ReportWriter, SupervisorLinks
-from shoal_service.core.access import hash_of
+from shoal_service.core.access import hash_secret
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import driving, histories, submissions, supervisor_links
 from shoal_service.store.errors import AttemptTokenRefused, SupervisorReplaced
 from shoal_service.store.store import Store
-from shoal_service.store.supervisor_links import Arrived
+from shoal_service.store.supervisor_links import ReceivedReport
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -35,9 +35,9 @@ def running(store: Store, number: int) -> list[str]:
     return ids
 
 
-def arrived(job_id: str, number: int, *, token: str = "", life: int = 1) -> Arrived:
-    caller = AttemptCaller(job_id, 1, hash_of(token or job_id))
-    return Arrived(caller, HomeReport(life=life, after=number - 1, reports=step(number)), time.time())
+def arrived(job_id: str, number: int, *, token: str = "", life: int = 1) -> ReceivedReport:
+    caller = AttemptCaller(job_id, 1, hash_secret(token or job_id))
+    return ReceivedReport(caller, HomeReport(life=life, after=number - 1, reports=step(number)), time.time())
 
 
 def num_writes(store: Store) -> int:
@@ -109,9 +109,9 @@ class SlowClock(SystemClock):
 async def test_drivers_that_ask_together_share_a_reading_of_the_links(store: Store) -> None:
     """After a takeover every driver asks. Each of them read all links again, since those were old at its turn."""
     links, before = SupervisorLinks(store, SlowClock()), num_reads(store)
-    await asyncio.gather(*(links.of((f"job-{number}", 1), newest=True) for number in range(500)))
+    await asyncio.gather(*(links.find_link((f"job-{number}", 1), newest=True) for number in range(500)))
     assert num_reads(store) - before == 1, "it begins after all have asked"
-    await asyncio.gather(*(links.of((f"job-{number}", 1)) for number in range(500)))
+    await asyncio.gather(*(links.find_link((f"job-{number}", 1)) for number in range(500)))
     assert num_reads(store) - before == 2, "drivers that look at the same time share one too"
     [job_id] = running(store, 1)
-    assert await links.of((job_id, 1), newest=True) is not None, "what was committed since is seen"
+    assert await links.find_link((job_id, 1), newest=True) is not None, "what was committed since is seen"

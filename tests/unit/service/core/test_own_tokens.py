@@ -10,7 +10,7 @@ from shoal_service.core.access import (
     Principal,
     Refusal,
     Role,
-    grant_of,
+    decide_grant,
     is_own,
     makes_own,
     refusal_of,
@@ -29,7 +29,7 @@ WISH = Principal(name="ci", role=Role.OPERATOR, expires_at=50.0)
 
 
 def granted(principal: Principal, wish: Principal, num_valid: int = 0) -> Principal:
-    found = grant_of(principal, wish, num_valid)
+    found = decide_grant(principal, wish, num_valid)
     assert isinstance(found, Principal), found
     return found
 
@@ -51,7 +51,7 @@ def test_it_ends_with_the_token_that_made_it(asked: float | None, ends_at: float
 @pytest.mark.parametrize("wished", Role)
 def test_it_may_do_nothing_that_its_maker_may_not(role: Role, wished: Role) -> None:
     maker = replace(ADA, role=role)
-    made = grant_of(maker, replace(WISH, role=wished), 0)
+    made = decide_grant(maker, replace(WISH, role=wished), 0)
     if not isinstance(made, Refusal):
         child = replace(made, token_id="bbbbbbbb")
         for permission in PERMISSIONS:
@@ -78,13 +78,13 @@ def test_it_may_do_nothing_that_its_maker_may_not(role: Role, wished: Role) -> N
 def test_what_a_person_may_not_give_is_refused_with_its_setting(
     principal: Principal, wish: Principal, word: str
 ) -> None:
-    found = grant_of(principal, wish, 0)
+    found = decide_grant(principal, wish, 0)
     assert isinstance(found, Refusal) and word in found.reason
 
 
 def test_a_person_has_so_many_valid_tokens_and_no_more() -> None:
     granted(ADA, WISH, MAX_OWN_TOKENS - 1)
-    found = grant_of(ADA, WISH, MAX_OWN_TOKENS)
+    found = decide_grant(ADA, WISH, MAX_OWN_TOKENS)
     assert isinstance(found, Refusal) and "revoke one first" in found.reason
 
 

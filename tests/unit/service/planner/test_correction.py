@@ -6,7 +6,7 @@ import pytest
 
 from shoal_service.control.planning import MeasuredSteps, PlanRequest, answer
 from shoal_service.core.hardware_profile import DeviceKind
-from shoal_service.planner.correction import Observation, correct
+from shoal_service.planner.correction import Observation, estimate_correction
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.report import predict_planned_step
 
@@ -14,13 +14,13 @@ SPEC: dict[str, Any] = {"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"
 
 
 def test_without_jobs_the_error_bar_is_that_of_published_runs() -> None:
-    prior = correct((), DeviceKind.GPU)
+    prior = estimate_correction((), DeviceKind.GPU)
     assert (prior.factor, prior.num_jobs) == (1.0, 0)
     assert prior.error == pytest.approx(0.15)
 
 
 def test_more_jobs_that_agree_move_the_prediction_further_and_narrow_the_bar() -> None:
-    found = [correct([Observation(1.0, 1.2)] * number, DeviceKind.GPU) for number in (0, 1, 3, 20)]
+    found = [estimate_correction([Observation(1.0, 1.2)] * number, DeviceKind.GPU) for number in (0, 1, 3, 20)]
     assert [correction.factor for correction in found] == sorted(correction.factor for correction in found)
     assert found[-1].factor == pytest.approx(1.2, rel=0.02)
     errors = [correction.error for correction in found]
@@ -29,12 +29,12 @@ def test_more_jobs_that_agree_move_the_prediction_further_and_narrow_the_bar() -
 
 def test_jobs_that_disagree_widen_the_bar() -> None:
     apart = [Observation(1.0, ratio) for ratio in (0.5, 0.9, 1.1, 2.0)]
-    found = correct(apart, DeviceKind.GPU)
+    found = estimate_correction(apart, DeviceKind.GPU)
     assert found.error > 0.5 and 0.9 < found.factor < 1.1
 
 
 def test_jobs_of_the_same_model_count_alone() -> None:
-    found = correct([Observation(1.0, 3.0), Observation(1.0, 1.1, is_same_model=True)], DeviceKind.GPU)
+    found = estimate_correction([Observation(1.0, 3.0), Observation(1.0, 1.1, is_same_model=True)], DeviceKind.GPU)
     assert found.num_jobs == 1 and found.factor < 1.1
 
 

@@ -15,8 +15,8 @@ from kit.worlds.hugging_face_configs import small_config
 from shoal_service.planner import memory_note, plan, rank, refusal
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, SCHEDULES, Candidates, cut
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.holding import ALL_ADAMW, Kind, find_holding, num_adapter_params, tensors_of
 from shoal_service.planner.memory import BytesPart, Work, host_need, in_flight, memory
+from shoal_service.planner.parameter_state import ALL_ADAMW, Kind, count_adapter_params, estimate_state, list_tensors
 from shoal_service.planner.shape import shape_of
 from shoal_service.planner.step_time import SecondsPart
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -347,12 +347,12 @@ def _model(model: dict[str, Any]) -> torch.nn.Module:
 def test_the_tensors_are_those_of_the_model(model: dict[str, Any]) -> None:
     real = {name: tuple(one.shape) for name, one in _model(model).named_parameters()}
     config = LanguageModelConfig(**model)
-    assert {one.name: one.shape for one in tensors_of(config, 257)} == real
-    assert sum(one.numel for one in tensors_of(config, 257, by_name=False)) == sum(
-        one.numel for one in tensors_of(config, 257)
+    assert {one.name: one.shape for one in list_tensors(config, 257)} == real
+    assert sum(one.numel for one in list_tensors(config, 257, by_name=False)) == sum(
+        one.numel for one in list_tensors(config, 257)
     )
     experts = {name for name in real if ".experts." in name}
-    assert {one.name for one in tensors_of(config, 257) if one.kind is Kind.EXPERTS} == experts
+    assert {one.name for one in list_tensors(config, 257) if one.kind is Kind.EXPERTS} == experts
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -401,13 +401,13 @@ def _assert_holding(spec: JobSpec, model: dict[str, Any]) -> None:
     }
     shape = shape_of(spec)
     assert shape is not None
-    holding = find_holding(spec, shape)
-    for kind, is_expert in ((holding.dense, False), (holding.experts, True)):
+    param_state = estimate_state(spec, shape)
+    for kind, is_expert in ((param_state.dense, False), (param_state.experts, True)):
         own = [one for name, one in module.named_parameters() if (".experts." in name) is is_expert]
         total = sum(one.numel() for one in own)
         assert total * kind.state_bytes == pytest.approx(sum(held.get(id(one), 0) for one in own), rel=1e-6)
         if total:
-            assert total * kind.trained == pytest.approx(sum(one.numel() for one in own if one.requires_grad))
+            assert total * kind.trained_share == pytest.approx(sum(one.numel() for one in own if one.requires_grad))
 
 
 def test_snapshots_follow_the_optimizer_and_what_is_frozen() -> None:
@@ -418,7 +418,7 @@ def test_snapshots_follow_the_optimizer_and_what_is_frozen() -> None:
     frozen = host_need(_spec(DENSE, optimizer=half), 1000, 0, shape)
     whole = host_need(_spec(DENSE), 1000, 0, shape)
     assert frozen.snapshots < whole.snapshots == 12000
-    assert find_holding(_spec(DENSE), shape) == ALL_ADAMW
+    assert estimate_state(_spec(DENSE), shape) == ALL_ADAMW
 
 
 def _hugging_face(name: str, **model: Any) -> JobSpec:
@@ -457,13 +457,13 @@ def test_adapters_are_all_that_lora_trains(name: str, targets: Any) -> None:
     assert settings.lora is not None
     add_adapters(network, settings.lora)
     real = sum(one.numel() for one in network.parameters() if one.requires_grad)
-    assert num_adapter_params(settings) == real
+    assert count_adapter_params(settings) == real
     spec = _hugging_face(name, lora=lora)
     shape = shape_of(spec)
     assert shape is not None
-    holding = find_holding(spec, shape)
-    assert holding.dense.trained * shape.params == pytest.approx(real)
-    assert holding.experts.trained == holding.experts.state_bytes == 0
+    param_state = estimate_state(spec, shape)
+    assert param_state.dense.trained_share * shape.params == pytest.approx(real)
+    assert param_state.experts.trained_share == param_state.experts.state_bytes == 0
     need = host_need(spec, shape.params, 0, shape)
     assert need.snapshots < 0.5 * host_need(_hugging_face(name), shape.params, 0, shape).snapshots
 

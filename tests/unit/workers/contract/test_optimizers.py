@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.optimizers import NAMED, OptimizerGroup, OptimizerSpec, group_of, unmatched
+from shoal_workers.contract.optimizers import NAMED, OptimizerGroup, OptimizerSpec, describe_unmatched, find_group
 from shoal_workers.contract.spec import JobSpec
 
 LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
@@ -96,7 +96,7 @@ def _groups(*patterns: str) -> tuple[OptimizerGroup, ...]:
 
 def test_a_parameter_belongs_to_the_first_group_that_matches() -> None:
     groups = _groups("blocks.0.*", "*.bias", "*.up.*")
-    assert [group_of(groups, name) for name in NAMES] == [None, 0, 0, 2, None]
+    assert [find_group(groups, name) for name in NAMES] == [None, 0, 0, 2, None]
 
 
 @pytest.mark.parametrize(
@@ -113,5 +113,5 @@ def test_a_parameter_belongs_to_the_first_group_that_matches() -> None:
     ],
 )
 def test_a_pattern_without_a_parameter_is_named_with_the_nearest_names(patterns: tuple[str, ...], words: str) -> None:
-    found = unmatched(_groups(*patterns), NAMES)
+    found = describe_unmatched(_groups(*patterns), NAMES)
     assert words in found and bool(words) is bool(found)

@@ -1,13 +1,12 @@
-"""Reads samples of shards in a store: from the local copy if there is one, else by a range of the file, and as the last
-resort by fetching the whole shard.
+"""Read samples of shards in a store: from a local copy, else by range requests, else by fetching the whole shard.
 
     sample of a shard --- open in this process? ------------------------------ read
                       |-- whole in the cache? -> open, check its size -------- read
                       |-- the format has a table of samples? -> range requests read
                       `-- fetch the shard, or wait for the process that does -> open, check its size -> read
 
-Prefetching calls `fetch` too. A name that is not a URL is a file of this node, which is opened where it is. A shard
-with another number of samples than expected is an error, however it is opened.
+Prefetching calls `fetch` too. A name that is not a URL is a file on this node, which is opened in place. A shard whose
+number of samples differs from the expected one is an error on every path.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from shoal_workers.data.streaming.shard_list import ShardList
 from shoal_workers.recently_used import RecentlyUsed
 
 _PATIENCE_S = 300.0
-"""How long a store that is down delays training before the job fails."""
+"""Time for which training waits for a store that is down, before the job fails."""
 _ROOM_PATIENCE_S = 60.0
-"""How long a full cache delays training before the job fails."""
+"""Time for which training waits for room in a full cache, before the job fails."""
 _POLL_S = (0.01, 0.2)
 """First and longest pause between two checks of a shard that another process fetches."""
 _RANGE_THREADS = 32
 _TABLES_PER_OPEN_SHARD = 4
-"""How many tables of shards that are read by ranges are kept, for each shard that may be open."""
+"""Cached sample tables of shards that are read by ranges, for each shard that may be open."""
 _FILE = "file://"
 T = TypeVar("T")
 
@@ -64,28 +63,28 @@ class ShardReader:
         kind: ShardKind,
         cache: ShardCache,
         *,
-        most_open: int,
+        max_open: int,
         expected_size: Callable[[int], int | None],
     ) -> None:
         """
         Args:
-            most_open: shards whose local copies this process holds open.
+            max_open: most local copies of shards that this process holds open.
             expected_size: the number of samples that a shard must have; None if it is not known yet.
         """
         self._shards, self._kind, self._cache = shards, kind, cache
         self._expected_size = expected_size
         self._lock = threading.Lock()
-        self._open: RecentlyUsed[int, _OpenShard] = RecentlyUsed(most_open)
-        self._tables: RecentlyUsed[int, Sequence[Any]] = RecentlyUsed(_TABLES_PER_OPEN_SHARD * most_open)
+        self._open: RecentlyUsed[int, _OpenShard] = RecentlyUsed(max_open)
+        self._tables: RecentlyUsed[int, Sequence[Any]] = RecentlyUsed(_TABLES_PER_OPEN_SHARD * max_open)
         self._shard_locks: dict[int, threading.Lock] = {}
         """Shards whose table, or whole content, a thread is reading from the store."""
-        self._lengths: RecentlyUsed[int, int] = RecentlyUsed(_TABLES_PER_OPEN_SHARD * most_open)
+        self._lengths: RecentlyUsed[int, int] = RecentlyUsed(_TABLES_PER_OPEN_SHARD * max_open)
         self._damaged: set[int] = set()
         self._pool = ThreadPoolExecutor(_RANGE_THREADS, "shoal-shard-range")
         self._requests: dict[tuple[int, int], Future[Any]] = {}
         """Samples that are being read, by place."""
-        self._reads_expected = True
-        """False if nothing was read since samples were last expected."""
+        self._reads_samples = True
+        """False if nothing was read here since `request_ahead` was last called."""
         self._is_closed = False
 
     def read(self, places: Sequence[tuple[int, int]]) -> list[Any]:
@@ -94,7 +93,7 @@ class ShardReader:
         Raises:
             DataError: a shard cannot be read, is damaged, or has another number of samples than expected.
         """
-        self._reads_expected = True
+        self._reads_samples = True
         if len(places) > 1:
             self._request(places)
         return [
@@ -102,16 +101,16 @@ class ShardReader:
             for place in places
         ]
 
-    def expect(self, places: Sequence[tuple[int, int]]) -> None:
-        """Request those samples from the store that are read next.
+    def request_ahead(self, places: Sequence[tuple[int, int]]) -> None:
+        """Request the samples that are read next, if they are in the store.
 
-        Requests nothing if the samples of the last call were not read here: other processes read them.
+        Request nothing if the samples of the last call were not read here, since then other processes read them.
         """
         for request in self._requests.values():
             request.cancel()
         self._requests.clear()
-        if self._reads_expected:
-            self._reads_expected = False
+        if self._reads_samples:
+            self._reads_samples = False
             self._request(places)
 
     def _request(self, places: Sequence[tuple[int, int]]) -> None:
@@ -126,24 +125,24 @@ class ShardReader:
     def count_samples(self, shard: int) -> int:
         return len(self._open_shard(shard))
 
-    def has(self, shard: int) -> bool:
+    def is_local(self, shard: int) -> bool:
         """Return True if nothing has to be fetched for this shard."""
         name = self._shards.name(shard)
         return not _is_remote(name) or self._cache.has(name)
 
     def fetch(self, shard: int, keep: Collection[int] = (), *, patience_s: float = _PATIENCE_S) -> NoClaim | None:
-        """Fetch the whole shard into the cache. Return None if it is there now, else why not.
+        """Fetch the whole shard into the cache. Return None if it is in the cache now, else why it is not.
 
         Args:
-            keep: shards that are not deleted for it.
-            patience_s: how long a store that does not answer is asked again.
+            keep: shards that must not be deleted to make room.
+            patience_s: time for which requests to a store that does not answer are repeated.
 
         Raises:
             DataError: the store fails for good, or the cache cannot be written.
         """
         name = self._shards.name(shard)
         num_bytes = self._find_length(shard, patience_s)
-        claim = self._cache.claim(name, num_bytes, [self._shards.name(kept_name) for kept_name in keep])
+        claim = self._cache.claim(name, num_bytes, [self._shards.name(kept_shard) for kept_shard in keep])
         if isinstance(claim, NoClaim):
             return claim
         try:
@@ -166,7 +165,7 @@ class ShardReader:
         return None
 
     def close(self) -> None:
-        """Close all shards; a fetch on another thread ends with its present range."""
+        """Close all shards. A fetch on another thread ends after its current range."""
         self._is_closed = True
         for shard in self._open.clear():
             shard.close()

@@ -31,7 +31,7 @@ from shoal_workers.data.streaming.shard_list import ShardList
 
 DEFAULT_CACHE_BYTES = 32 << 30
 _BLOCKS_AHEAD = 2
-_OPEN_BESIDES = 4
+_EXTRA_OPEN = 4
 """Local copies that are open in addition to those of one block."""
 _INDEX = "index.json"
 
@@ -99,7 +99,7 @@ class StreamedShards(Dataset[Any]):
         return self._sizes.num_samples
 
     def __getitem__(self, index: int) -> Any:
-        """Raises DataError if the shard cannot be read, is damaged or has another size than it should."""
+        """Return one sample. Raises DataError if its shard cannot be read, is damaged or has an unexpected size."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -120,7 +120,7 @@ class StreamedShards(Dataset[Any]):
         if samples:
             assert self._sizes is not None
             reader = self._local_reader()
-            reader.shards.expect([self._sizes.locate(sample) for sample in samples])
+            reader.shards.request_ahead([self._sizes.locate(sample) for sample in samples])
             reader.move(self._order, self._order.block_at(positions.start, seed), seed)
         return samples
 
@@ -183,12 +183,12 @@ class _Reader:
             shards,
             kind,
             ShardCache(settings.directory, settings.cache_bytes),
-            most_open=settings.block_shards + _OPEN_BESIDES,
+            max_open=settings.block_shards + _EXTRA_OPEN,
             expected_size=expected_size,
         )
         self._prefetching = Prefetching(
             lambda shard, keep: self.shards.fetch(shard, keep, patience_s=PATIENCE_S),
-            self.shards.has,
+            self.shards.is_local,
             settings.num_threads,
         )
         self._block: tuple[int, int, int] | None = None

@@ -189,7 +189,7 @@ class StepBoundary:
         self._state.changed()
         reported = self._reported(step, results)
         settling_s = self._settle(step, reported)
-        verdict = self._verdict if self._verdict is not None else self.begin_vote(data_s, ()).counted()
+        verdict = self._verdict if self._verdict is not None else self.begin_vote(data_s, ()).count_ballots()
         membership.check()
         now = time.perf_counter()
         step_s, self._ended, self._voted = now - self._ended, now, self._newest_vote

@@ -492,7 +492,7 @@ class Run:
         vote = boundary.begin_vote(self._data_s, [*[0.0] * self.world_size, *numbers], on_device)
         self._weight_sum, self._loss_sum, self._micro_weight = 0.0, self._zero.clone(), 0.0
         sums = self._gradients.wait_for_sums(optimizer)
-        verdict = vote.counted(sum_squares(sums, self.device).reshape(1))
+        verdict = vote.count_ballots(sum_squares(sums, self.device).reshape(1))
         self._check()  # an aborted communicator ends without an error
         self._refuse_leaving_alone(verdict)
         boundary.voted(verdict)
@@ -519,7 +519,7 @@ class Run:
         gradients = [p.grad for p in used if p.grad is not None]
         if self.noise:
             _add_noise([*gradients, *sharded.parts], self.noise)
-        squares = verdict.beside[0] / weight**2 if are_as_expected else float(sum_squares(gradients, self.device))
+        squares = verdict.extra[0] / weight**2 if are_as_expected else float(sum_squares(gradients, self.device))
         norm = _root(squares + sharded_squares / weight**2)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFinite(
@@ -672,7 +672,7 @@ class Run:
             # As large as the vote in which the others would be if this rank were alone.
             leaving = [float(rank == self.rank) for rank in range(self.world_size)]
             self._refuse_leaving_alone(
-                boundary.begin_vote(self._data_s, [*leaving, *[0.0] * self._num_numbers]).counted()
+                boundary.begin_vote(self._data_s, [*leaving, *[0.0] * self._num_numbers]).count_ballots()
             )
         return boundary.finish()
 

@@ -43,7 +43,7 @@ from shoal_workers.engine.parallel.assemble import assemble, make_plain
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.sharding import mixed_precision, shard_model
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
-from shoal_workers.engine.schedule import lr_factor
+from shoal_workers.engine.schedule import compute_lr_factor
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.parameter_groups import ParameterGroup, freeze, groups_of, groups_of_spec
@@ -87,7 +87,7 @@ def build_runtime(
         which = Which.ALL if not reloads else Which.FROZEN_AND_FOUND if begins else Which.FROZEN
         weights = InitialWeights(model, url, task.export, generation.position.note, which=which)
     with generation.user_code, noted(generation.position.note):
-        lr_factor(spec.schedule, 0, 1)  # a scheduler that cannot be made is the user's error, and known now
+        compute_lr_factor(spec.schedule, 0, 1)  # a scheduler that cannot be made is the user's error, and known now
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         keep_freed_memory(_num_bytes(model))
         shape = shape_of(model)

@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from shoal_workers.contract.islands import IslandsSpec
-from shoal_workers.contract.optimizers import ADAMW, OptimizerSpec, known
+from shoal_workers.contract.optimizers import ADAMW, OptimizerSpec, find_named_optimizer
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.merging import Merging
@@ -25,7 +25,7 @@ def named_optimizer(
     assembly: Assembly, settings: OptimizerSpec, groups: list[ParameterGroup], islands: IslandsSpec | None = None
 ) -> Optimizer:
     """`groups`: of the whole model. ValueError, for the user, if there is no such class or it refuses its arguments."""
-    named = known(settings.name)
+    named = find_named_optimizer(settings.name)
     path = (named.path if named is not None else settings.name).replace(":", ".")
     module, _, name = path.rpartition(".")
     try:
@@ -66,7 +66,7 @@ def _arguments(settings: OptimizerSpec, kind: type[Optimizer]) -> dict[str, Any]
     given: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in settings.args.items()
     }
-    named = known(settings.name)
+    named = find_named_optimizer(settings.name)
     if named is not None and named.keys:
         given |= {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
     if settings.name == ADAMW and settings.fused is True:

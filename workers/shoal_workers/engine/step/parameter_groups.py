@@ -20,7 +20,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal_workers.contract.optimizers import MUON, OptimizerGroup, OptimizerSpec, group_of, known, unmatched
+from shoal_workers.contract.optimizers import (
+    MUON,
+    OptimizerGroup,
+    OptimizerSpec,
+    describe_unmatched,
+    find_group,
+    find_named_optimizer,
+)
 from shoal_workers.engine.parallel.assembly import Assembly
 
 
@@ -35,10 +42,10 @@ class ParameterGroup:
 def freeze(model: nn.Module, settings: OptimizerSpec) -> None:
     """Switches off the gradients of frozen groups, before the model is split. ValueError if one matches nothing."""
     named = dict(model.named_parameters())
-    if settings.groups and (message := unmatched(settings.groups, list(named))):
+    if settings.groups and (message := describe_unmatched(settings.groups, list(named))):
         raise ValueError(message)
     for name, parameter in named.items():
-        number = group_of(settings.groups, name)
+        number = find_group(settings.groups, name)
         if number is not None and settings.groups[number].frozen:
             parameter.requires_grad_(False)
 
@@ -65,7 +72,7 @@ def _groups(
     members_by_group: dict[int | None, list[tuple[str, Tensor]]] = defaultdict(list)
     for name, parameter in named:
         if parameter.requires_grad:
-            members_by_group[group_of(settings.groups, name)].append((name, parameter))
+            members_by_group[find_group(settings.groups, name)].append((name, parameter))
     rules: list[tuple[int | None, OptimizerGroup | None]] = [*enumerate(settings.groups), (None, None)]
     for number, group in rules:
         if group is not None and group.frozen:
@@ -92,7 +99,7 @@ def _groups(
 
 
 def _decay(settings: OptimizerSpec, value: float) -> dict[str, float]:
-    named = known(settings.name)
+    named = find_named_optimizer(settings.name)
     if named is not None:
         return {} if named.weight_decay is None else {"weight_decay": value}
     return {"weight_decay": value} if value or settings.weight_decay else {}

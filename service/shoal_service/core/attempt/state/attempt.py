@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from shoal_service.core.attempt.faults import FAULTS, Blame, action_of
+from shoal_service.core.attempt.faults import FAULTS, Blame, describe_action
 from shoal_service.core.attempt.state.parts import AvoidedNode, CurrentStage, Stage, Worker, WorkerPool
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.desired import Desired
@@ -77,9 +77,9 @@ class Target:
     """Names of the checkpoints that retention does not delete."""
 
     @property
-    def ends_saved(self) -> bool:
-        """True if the attempt saves at its next step boundary and ends: because it is paused, because the server stops,
-        or because another job gets the workers."""
+    def saves_and_ends(self) -> bool:
+        """True if the attempt saves at its next step boundary and ends: on a pause, if the server stops, or if another
+        job gets the workers."""
         return self.server_stops or self.is_preempted or self.desired is Desired.PAUSE
 
     @property
@@ -419,9 +419,9 @@ class Incident:
 
     @property
     def action(self) -> str:
-        """What was done about it so far."""
+        """Return what has been done about the incident so far."""
         to_workers, num_spares = (self.after.num_workers, self.after.num_spares) if self.after else (None, 0)
-        return action_of(self.cause, self.before.num_workers, to_workers, num_spares=num_spares)
+        return describe_action(self.cause, self.before.num_workers, to_workers, num_spares=num_spares)
 
     @property
     def detect_s(self) -> float | None:

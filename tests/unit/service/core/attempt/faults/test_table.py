@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from kit.sources import sources
-from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Blame, Memory, Probation, action_of
+from shoal_service.core.attempt.faults import CAUSE_BY_EXIT, FAULTS, Blame, Memory, Probation, describe_action
 from shoal_workers.contract.job import IncidentCause
 
 
 def test_every_cause_has_a_row_with_words() -> None:
     assert list(FAULTS) == list(IncidentCause)
     for fault in FAULTS.values():
-        assert fault.words and fault.witness
-        assert not fault.words.endswith(".") and "|" not in fault.words + fault.witness
+        assert fault.description and fault.witness
+        assert not fault.description.endswith(".") and "|" not in fault.description + fault.witness
 
 
 def test_each_way_to_leave_run_reports_one_cause() -> None:
     kinds = [fault.exit_kind for fault in FAULTS.values() if fault.exit_kind is not None]
-    assert len(kinds) == len(set(kinds)) == len(CAUSE_OF_EXIT)
+    assert len(kinds) == len(set(kinds)) == len(CAUSE_BY_EXIT)
 
 
 def test_every_cause_is_detected_somewhere() -> None:
@@ -51,8 +51,8 @@ def test_the_nodes_of_these_causes_are_suspected() -> None:
 
 def test_the_words_name_the_replacement() -> None:
     died = IncidentCause.WORKER_DIED
-    assert action_of(died, 4, None, num_spares=0) == "restart worker"
-    assert action_of(died, 4, 3, num_spares=0) == "restart worker, shrink"
-    assert action_of(died, 4, 4, num_spares=1) == "restart worker, replace from standby"
-    assert action_of(IncidentCause.NODE_DIED, 4, 3, num_spares=1) == "exclude node, replace from standby, shrink"
-    assert action_of(IncidentCause.COLLECTIVE_FAILED, 4, 4, num_spares=0) == "re-form"
+    assert describe_action(died, 4, None, num_spares=0) == "restart worker"
+    assert describe_action(died, 4, 3, num_spares=0) == "restart worker, shrink"
+    assert describe_action(died, 4, 4, num_spares=1) == "restart worker, replace from standby"
+    assert describe_action(IncidentCause.NODE_DIED, 4, 3, num_spares=1) == "exclude node, replace from standby, shrink"
+    assert describe_action(IncidentCause.COLLECTIVE_FAILED, 4, 4, num_spares=0) == "re-form"

@@ -22,7 +22,7 @@ def correct(turn: Turn, worker: Worker) -> None:
     turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
     turn.enter(Quiescing(since=turn.now, durable=False))
     if isinstance(turn.current, Running):
-        turn.stay(replace(turn.current, draining_since=turn.now))
+        turn.set_stage(replace(turn.current, draining_since=turn.now))
 
 
 def misspelt(turn: Turn, worker: Worker) -> None:
@@ -33,7 +33,7 @@ def misspelt(turn: Turn, worker: Worker) -> None:
     turn.pool = turn.pool.with_worker(replace(worker, in_runn=True))  # wrong
     turn.enter(Quiescing(since=turn.now, durable=False, acknowleged=()))  # wrong
     if isinstance(turn.current, Waiting):
-        turn.stay(replace(turn.current, draining_since=turn.now))  # wrong: of another stage
+        turn.set_stage(replace(turn.current, draining_since=turn.now))  # wrong: of another stage
 """
 
 

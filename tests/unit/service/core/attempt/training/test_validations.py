@@ -33,7 +33,7 @@ def test_patience_ends_the_run_once_and_the_message_says_why(new_world: NewWorld
     assert [event["step"] for event in world.events("validation.stopped_early")] == [3]
     assert world.state.is_finishing
     assert world.state.history.standing is not None and world.state.history.standing.num_since == 2
-    message = find_rules(world.state).finished(world.state)
+    message = find_rules(world.state).describe_finish(world.state)
     assert message.startswith("stopped early after 3 steps: validation loss did not improve on 3 in 2 validations")
 
 

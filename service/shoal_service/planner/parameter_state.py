@@ -1,4 +1,4 @@
-"""Holding: what a rank keeps of a parameter beside its weight, by the optimizer's name and by what is frozen.
+"""Estimate the state that a rank keeps for each parameter beside its weight, in bytes. Pure.
 
     adamw, adam            two moments, 8 bytes; amsgrad 12
     lion, momentum         4; sgd without momentum 0
@@ -7,11 +7,10 @@
     ema_decay              an average, 4
     frozen, or LoRA        neither gradient nor state; the base of adapters is in no snapshot either
 
-Averages over the parameters of a kind (dense, experts), because the data axes mix the parameters of a unit. They follow
-the optimizer classes of torch and `engine/step/own_optimizers.py` tensor by tensor;
-tests/unit/service/planner/test_memory.py counts real ones. An optimizer of another class is taken for AdamW, and
-patterns of frozen groups are known for the built-in model only: elsewhere all is taken to be trained.
-`ranking`, `memory` and `step_time` use it. Pure.
+The results are averages over the parameters of a kind (dense, experts), because the data axes mix the parameters of a
+unit. They follow the optimizer classes of torch and `engine/step/own_optimizers.py` tensor by tensor;
+tests/unit/service/planner/test_memory.py compares them with real ones. An optimizer of another class is estimated as
+AdamW. Patterns of frozen groups are matched for the built-in model only: of any other, all parameters count as trained.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from shoal_workers.contract.hugging_face import HuggingFaceConfig, hugging_face_
 from shoal_workers.contract.hugging_face_plan import sizes_of
 from shoal_workers.contract.islands import IslandsSpec
 from shoal_workers.contract.language_model import LanguageModelConfig, expert_dim, feed_forward_dim, num_expert_layers
-from shoal_workers.contract.optimizers import MUON, OptimizerSpec, group_of, known
+from shoal_workers.contract.optimizers import MUON, OptimizerSpec, find_group, find_named_optimizer
 from shoal_workers.contract.spec import JobSpec, language_model_of
 
 if TYPE_CHECKING:
@@ -61,47 +60,48 @@ class TensorSize:
 
 @dataclass(frozen=True, slots=True)
 class PerParameter:
-    """Averages over all parameters of a kind."""
+    """Averages over all parameters of a kind, trained or not."""
 
-    trained: float = 1.0
-    """Share that is trained."""
+    trained_share: float = 1.0
     state_bytes: float = _ADAMW_BYTES
-    """Optimizer state."""
-    kept: float = 1.0
+    """Bytes of optimizer state."""
+    snapshot_share: float = 1.0
     """Share that is part of snapshots."""
 
     @property
     def snapshot_bytes(self) -> float:
-        return _FP32 * self.kept + self.state_bytes
+        return _FP32 * self.snapshot_share + self.state_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ParameterState:
+    """State of the parameters of a model beside their weights, on average."""
+
     dense: PerParameter = PerParameter()
-    """All but routed experts."""
+    """All parameters but those of routed experts."""
     experts: PerParameter = PerParameter()
 
     def snapshot_bytes(self, shape: ModelShape | None) -> float:
-        """Bytes that snapshots keep of an average parameter of the model."""
+        """Return the bytes of an average parameter in a snapshot."""
         return _mean(shape, self.dense.snapshot_bytes, self.experts.snapshot_bytes)
 
-    def trained(self, shape: ModelShape | None) -> float:
-        """Share of the model's parameters."""
-        return _mean(shape, self.dense.trained, self.experts.trained)
+    def trained_share(self, shape: ModelShape | None) -> float:
+        """Return the trained share of the model's parameters."""
+        return _mean(shape, self.dense.trained_share, self.experts.trained_share)
 
     def count_trained(self, shape: ModelShape) -> tuple[int, float]:
-        """Trained parameters, and the bytes of optimizer state of each on average."""
-        share = self.trained(shape)
+        """Return the number of trained parameters, and the mean bytes of optimizer state of each."""
+        share = self.trained_share(shape)
         state = _mean(shape, self.dense.state_bytes, self.experts.state_bytes)
         return round(share * shape.params), state / share if share else 0.0
 
     def offloaded_bytes(self, shape: ModelShape | None) -> float:
-        """Weight, gradient and optimizer state of an average parameter."""
+        """Return the bytes of weight, gradient and optimizer state of an average parameter."""
         state = _mean(shape, self.dense.state_bytes, self.experts.state_bytes)
-        return _FP32 * (1 + self.trained(shape)) + state
+        return _FP32 * (1 + self.trained_share(shape)) + state
 
 
-ALL_ADAMW = Holding()
+ALL_ADAMW = ParameterState()
 """The whole model is trained with AdamW."""
 
 
@@ -112,34 +112,36 @@ def _mean(shape: ModelShape | None, dense: float, experts: float) -> float:
     return ((shape.params - num_experts) * dense + num_experts * experts) / shape.params
 
 
-def find_holding(spec: JobSpec, shape: ModelShape | None) -> Holding:
-    """`shape`: of the spec's model; None if it is not known."""
-    holding = _holding_without_islands(spec, shape)
+def estimate_state(spec: JobSpec, shape: ModelShape | None) -> ParameterState:
+    """Return what a job keeps for each parameter. `shape`: of its model; None if it is not known."""
+    state = _estimate_without_islands(spec, shape)
     if spec.islands is None:
-        return holding
-    return Holding(_add_island_state(holding.dense, spec.islands), _add_island_state(holding.experts, spec.islands))
+        return state
+    return ParameterState(_add_island_state(state.dense, spec.islands), _add_island_state(state.experts, spec.islands))
 
 
 def _add_island_state(part: PerParameter, islands: IslandsSpec) -> PerParameter:
     """Add what an island keeps of each trained parameter: outer weight, momentum, weight sent, and residual."""
-    num_kept = 3 + (islands.compress != "none")
-    return replace(part, state_bytes=part.state_bytes + num_kept * _FP32 * part.trained)
+    num_copies = 3 + (islands.compress != "none")
+    return replace(part, state_bytes=part.state_bytes + num_copies * _FP32 * part.trained_share)
 
 
-def _holding_without_islands(spec: JobSpec, shape: ModelShape | None) -> Holding:
+def _estimate_without_islands(spec: JobSpec, shape: ModelShape | None) -> ParameterState:
     hugging_face = hugging_face_of(spec.task, spec.model)
     config = language_model_of(spec)
     if hugging_face is not None and hugging_face.lora is not None and shape is not None:
-        share = min(1.0, num_adapter_params(hugging_face) / shape.params)
+        share = min(1.0, count_adapter_params(hugging_face) / shape.params)
         state = share * _state_bytes(spec.optimizer, TensorSize("", (shape.dim, shape.dim), Kind.LAYER))
-        return Holding(PerParameter(share, state, share), PerParameter(0.0, 0.0, 0.0))
+        return ParameterState(PerParameter(share, state, share), PerParameter(0.0, 0.0, 0.0))
     if config is None or shape is None:
-        return Holding(*2 * (PerParameter(state_bytes=_typical_state_bytes(spec.optimizer)),))
+        return ParameterState(*2 * (PerParameter(state_bytes=_typical_state_bytes(spec.optimizer)),))
     by_name = bool(spec.optimizer.groups)
-    tensors = list(tensors_of(config, shape.vocab_size, by_name=by_name))
+    tensors = list(list_tensors(config, shape.vocab_size, by_name=by_name))
     dense = [tensor for tensor in tensors if tensor.kind is not Kind.EXPERTS]
     experts = [tensor for tensor in tensors if tensor.kind is Kind.EXPERTS]
-    return Holding(_average(spec.optimizer, dense), _average(spec.optimizer, experts) if experts else PerParameter())
+    return ParameterState(
+        _average(spec.optimizer, dense), _average(spec.optimizer, experts) if experts else PerParameter()
+    )
 
 
 def _average(settings: OptimizerSpec, tensors: list[TensorSize]) -> PerParameter:
@@ -150,7 +152,7 @@ def _average(settings: OptimizerSpec, tensors: list[TensorSize]) -> PerParameter
 
 
 def _is_frozen(settings: OptimizerSpec, tensor: TensorSize) -> bool:
-    number = group_of(settings.groups, tensor.name)
+    number = find_group(settings.groups, tensor.name)
     return number is not None and settings.groups[number].frozen
 
 
@@ -159,14 +161,14 @@ def _typical_state_bytes(settings: OptimizerSpec) -> float:
 
 
 def _state_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
-    """Bytes of each of its elements, without single numbers such as a count of steps."""
+    """Return the bytes of state of each element, without single numbers such as a count of steps."""
     average = 0.0 if settings.ema_decay is None else _FP32
     return average + _optimizer_bytes(settings, tensor)
 
 
 def _optimizer_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
     args, path = settings.args, settings.name
-    if (optimizer := known(settings.name)) is not None:
+    if (optimizer := find_named_optimizer(settings.name)) is not None:
         path = optimizer.path
     match path.replace(":", ".").rpartition(".")[2]:
         case "SGD":
@@ -191,29 +193,32 @@ def _optimizer_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
 
 def _uses_muon(settings: OptimizerSpec, tensor: TensorSize) -> bool:
     assert settings.name == MUON
-    number = group_of(settings.groups, tensor.name)
+    number = find_group(settings.groups, tensor.name)
     allowed = None if number is None else settings.groups[number].muon
     return len(tensor.shape) == 2 and (allowed if allowed is not None else tensor.kind is not Kind.TABLE)
 
 
-def tensors_of(config: LanguageModelConfig, vocab_size: int, *, by_name: bool = True) -> Iterator[TensorSize]:
-    """The parameters of the built-in model. Without `by_name` equal blocks are one, whose names have no number."""
+def list_tensors(config: LanguageModelConfig, vocab_size: int, *, by_name: bool = True) -> Iterator[TensorSize]:
+    """Yield the parameters of the built-in model.
+
+    Without `by_name` equal blocks are yielded once with their count, and their names have no number.
+    """
     dim = config.dim
     yield TensorSize("embedding.weight", (vocab_size, dim), Kind.TABLE)
     num_dense = config.num_layers - num_expert_layers(config)
     if by_name:
         for number in range(config.num_layers):
-            yield from _block(config, f"blocks.{number}.", 1, has_experts=number >= num_dense)
+            yield from _list_block(config, f"blocks.{number}.", 1, has_experts=number >= num_dense)
     else:
         for count, has_experts in ((num_dense, False), (config.num_layers - num_dense, True)):
             if count:
-                yield from _block(config, "blocks.*.", count, has_experts=has_experts)
+                yield from _list_block(config, "blocks.*.", count, has_experts=has_experts)
     yield TensorSize("norm.weight", (dim,), Kind.NORM)
     if not config.tied_head:
         yield TensorSize("head.weight", (vocab_size, dim), Kind.LAYER)
 
 
-def _block(config: LanguageModelConfig, prefix: str, count: int, *, has_experts: bool) -> list[TensorSize]:
+def _list_block(config: LanguageModelConfig, prefix: str, count: int, *, has_experts: bool) -> list[TensorSize]:
     dim = config.dim
     head_dim = config.head_dim or dim // config.num_heads
     queries, keys = config.num_heads * head_dim, (config.num_kv_heads or config.num_heads) * head_dim
@@ -249,8 +254,8 @@ def _block(config: LanguageModelConfig, prefix: str, count: int, *, has_experts:
     return [*attention, *experts, *shared]
 
 
-def num_adapter_params(settings: HuggingFaceConfig) -> int:
-    """Parameters of all adapters of a model of a known family, by the names of its linear layers; 0: not known."""
+def count_adapter_params(settings: HuggingFaceConfig) -> int:
+    """Return the number of adapter parameters, by the names of the linear layers; 0 if the family is unknown."""
     sizes, lora = sizes_of(settings), settings.lora
     if sizes is None or lora is None:
         return 0
@@ -263,19 +268,19 @@ def num_adapter_params(settings: HuggingFaceConfig) -> int:
     else:
         attention |= dict(zip(family.column, ((dim, queries), (dim, keys), (dim, keys)), strict=False))
     if family.has_latent_attention:
-        attention |= latent_layers(sizes)
+        attention |= list_latent_layers(sizes)
     dense: dict[str, tuple[int, int]] = dict.fromkeys(family.dense_column, (dim, sizes.intermediate_size))
     dense |= dict.fromkeys(family.dense_row, (sizes.intermediate_size, dim))
 
-    def params(layers: dict[str, tuple[int, int]]) -> int:
-        adapted = (ends for name, ends in layers.items() if is_adapted(name, lora, sizes.model_type))
-        return sum(lora.r * sum(ends) for ends in adapted)
+    def count_params(layers: dict[str, tuple[int, int]]) -> int:
+        adapted = (in_and_out for name, in_and_out in layers.items() if is_adapted(name, lora, sizes.model_type))
+        return sum(lora.r * sum(in_and_out) for in_and_out in adapted)
 
-    return sizes.num_hidden_layers * params(attention) + sizes.num_dense_layers * params(dense)
+    return sizes.num_hidden_layers * count_params(attention) + sizes.num_dense_layers * count_params(dense)
 
 
-def latent_layers(sizes: Any) -> dict[str, tuple[int, int]]:
-    """Linear layers of latent attention (DeepSeek-AI 2024): inputs and outputs by name."""
+def list_latent_layers(sizes: Any) -> dict[str, tuple[int, int]]:
+    """Return inputs and outputs of the linear layers of latent attention by name (DeepSeek-AI 2024)."""
     heads, dim = sizes.num_attention_heads, sizes.hidden_size
     queries = heads * (sizes.qk_nope_head_dim + sizes.qk_rope_head_dim)
     layers = {
