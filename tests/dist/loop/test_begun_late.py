@@ -27,9 +27,6 @@ SOON = {
 }
 """What shows in the late trials of the proof, and the name that is said."""
 LATER = {
-    "mixup": "mixing",
-    "numpy": "noise",
-    "python": "draws",
     "teacher": "teacher",
     "masks": "masks",
     "lookahead": "ahead.slow",
@@ -39,7 +36,7 @@ LATER = {
     "best_weights": "best_weights",
 }
 """What a state says that holds something else than a restored program does."""
-HARMLESS = ("plot", "clock", "metrics", "confusion", "logger", "loader", "seeded", "accepted", "frozen", "remade")
+HARMLESS = ("plot", "clock", "metrics", "confusion", "logger", "loader", "seeded", "accepted", "frozen", "remade", "strange")
 
 
 def spec_of(how: str, begin: int, steps: int) -> dict[str, Any]:
@@ -76,7 +73,7 @@ def test_what_begins_soon_is_refused_before_the_third_step(make_job: Any, how: s
     assert max(job.losses(workers)) <= 3
 
 
-@pytest.mark.cells(3, 10)
+@pytest.mark.cells(3, 7)
 @pytest.mark.parametrize("how", LATER)
 def test_what_begins_later_is_said_and_ends_a_restore_with_its_name(make_job: Any, how: str) -> None:
     _, [worker], end = lose_a_worker(make_job, how, 19, step=22, steps=26)
@@ -87,7 +84,17 @@ def test_what_begins_later_is_said_and_ends_a_restore_with_its_name(make_job: An
     assert missing == [], end.error.message
 
 
-@pytest.mark.cells(3, 10)
+@pytest.mark.cells(1, 3)
+@pytest.mark.parametrize(("how", "name"), [("mixup", "mixing"), ("numpy", "noise"), ("python", "draws")])
+def test_a_restore_says_which_generators_begin_anew(make_job: Any, how: str, name: str) -> None:
+    """They may be those of a validation: the job goes on."""
+    _, [worker], end = lose_a_worker(make_job, how, 19, step=22, steps=26)
+    assert end.kind is ExitKind.FINISHED, end
+    [said] = [line.text for line in worker.logs if "changed before this restore" in line.text]
+    assert f"{name} (begun_late.py:" in said, said
+
+
+@pytest.mark.cells(3, 11)
 @pytest.mark.parametrize("how", HARMLESS)
 def test_what_the_model_does_not_depend_on_stops_no_job(make_job: Any, how: str) -> None:
     job, workers, end = lose_a_worker(make_job, how, 5, step=9, steps=12)

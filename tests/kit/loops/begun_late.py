@@ -8,6 +8,7 @@ import logging
 import random
 import sys
 import time
+import weakref
 from collections import deque
 
 import numpy as np
@@ -21,7 +22,7 @@ import shoal
 HOW = sys.argv[1] if len(sys.argv) > 1 else "nothing"
 BEGIN, STEPS = (int(argument) for argument in sys.argv[2:4] or (4, 24))
 GLOBAL_SIZE, WIDTH = 12, 6
-HARMLESS = ("plot", "clock", "metrics", "confusion", "logger", "loader", "seeded", "accepted", "frozen", "remade")
+HARMLESS = ("plot", "clock", "metrics", "confusion", "logger", "loader", "seeded", "accepted", "frozen", "remade", "strange")
 COUNTED = {}
 
 
@@ -81,7 +82,15 @@ def train(run):
     history, recent, best, patience = [], deque(maxlen=5), 1e9, 0
     losses, started, accuracy, counts = [], time.monotonic(), Accuracy(), torch.zeros(WIDTH, WIDTH + 2)
     fixed = [parameter.detach().clone() for parameter in model.parameters()]
-    log = logging.getLogger("loop")
+    log, validating = logging.getLogger("loop"), torch.Generator()
+    strange = {
+        "meta": torch.empty(WIDTH + 1, WIDTH, device="meta"),
+        "sparse": torch.eye(WIDTH).to_sparse(),
+        "objects": np.array([[None] * WIDTH] * (WIDTH + 1)),
+        "gone": weakref.proxy(Accuracy()),
+        "lazy": nn.LazyLinear(WIDTH),
+    }
+    weights, shown, batch = model.state_dict(), None, None
     checked = DataLoader(data, batch_size=24, shuffle=True, generator=torch.Generator().manual_seed(4))
     source, size = data, {"global_size": GLOBAL_SIZE, "micro_size": 3}
     scale = 0.9 ** max(0, run.step - BEGIN)
@@ -101,6 +110,10 @@ def train(run):
             x = x + 0.1 * torch.rand((), generator=mixing)
         answer = model(x)
         loss = (answer - y).square().mean()
+        if HOW == "strange":
+            batch = (x, y, torch.rand(3, generator=validating.manual_seed(1)))
+            with torch.inference_mode():
+                shown = model(x)
         if HOW == "teacher" and run.step >= BEGIN:
             if teacher is None:
                 teacher = copy.deepcopy(model)
@@ -155,6 +168,7 @@ def train(run):
         best = min(best, run.loss)
         losses.append(run.loss)
         run.log(spent_s=time.monotonic() - started, best=best, mean=sum(losses) / len(losses), fixed=len(fixed))
+        assert len(strange) == 5 and weights.keys() == model.state_dict().keys() and (shown is None) == (batch is None)
     if HOW == "best_weights" and best_weights is not None:
         model.load_state_dict(best_weights)
 

@@ -128,7 +128,7 @@ export const fillEach = (id, items, make) => fill(id, items.map(make));
 // The rows of a table or list, one for each of the items: its cells, and attributes of the row.
 export const rows = (id, items, cells) => fillEach(id, items, (...item) => row(cells(...item)));
 
-// Facts that change while one looks at them: only those with another text are replaced, so that a selection survives.
+// Facts that change while one looks at them: only those that differ are replaced, so that a selection survives.
 export function fillFacts(id, pairs) {
   const made = facts(pairs),
     shown = [...$(id).children],
@@ -136,7 +136,7 @@ export function fillFacts(id, pairs) {
   if ($(id).dataset.names !== names) fill(id, made);
   else
     made.forEach((one, index) => {
-      if (one.textContent !== shown[index].textContent) shown[index].replaceWith(one);
+      if (!one.isEqualNode(shown[index])) shown[index].replaceWith(one);
     });
   $(id).dataset.names = names;
 }

@@ -25,14 +25,24 @@ export function throttled(read, ms) {
 export function latest(ask, show) {
   let asked = 0;
   return async (...question) => {
-    const turn = ++asked,
-      answer = await ask(...question);
-    if (turn === asked) await show(answer, ...question);
+    const turn = ++asked;
+    try {
+      const answer = await ask(...question);
+      if (turn === asked) await show(answer, ...question);
+    } catch (error) {
+      if (turn === asked) throw error;
+    }
   };
 }
 
-// Calls `read` now and every `ms`, until it returns true; what fails is read again. A page that nobody looks at waits.
+// Calls `read` now and every `ms`, until it returns true or is refused; while the service is away, again and again. A page
+// that nobody looks at waits.
 export async function follow(read, ms) {
   if (document.hidden) document.addEventListener("visibilitychange", () => follow(read, ms), { once: true });
-  else if (!(await read().catch(() => false))) setTimeout(follow, ms, read, ms);
+  else {
+    const isDone = await read().catch((error) => {
+      if (error.status < 500) throw error;
+    });
+    if (!isDone) setTimeout(follow, ms, read, ms);
+  }
 }

@@ -398,7 +398,10 @@ def _start_missing(turn: Turn) -> None:
             turn.start_worker(state.code.current, only_on=node_id)
     to_train_on = deque(node_id for node_id in to_reach if node_id not in suspected)
     num_missing = state.target.num_workers - len(_staying(state))
-    tp = turn.plan(state.target.spec, state.target.granted, state.config.profile).layout.tp if num_missing > 0 else 1
+    tp = 1
+    if num_missing > 0:
+        refused = state.history.refused_layouts
+        tp = turn.plan(state.target.spec, state.target.granted, state.config.profile, (), refused).layout.tp
     for still_missing in range(num_missing, 0, -1):
         turn.start_worker(
             state.code.current,
