@@ -11,7 +11,7 @@ import pytest
 from shoal_service.core.attempt.placement import choose, memory_verdict
 from shoal_service.core.layout_plan import HostNeed, Plan
 from shoal_service.planner.planning import plan
-from shoal_workers.contract.layout import Layout, plain
+from shoal_workers.contract.layout import Layout, ShardLevel, plain
 from shoal_workers.contract.messages import WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotServer
 
@@ -117,6 +117,23 @@ def test_plain_replicas_that_do_not_fit_on_a_machine_are_followed_by_shards(
     choice = choose(world.state, usual, world.now, planned)
     assert choice.planned.layout.model_copy(update={"shard": layout.shard}) == layout
     assert bool(choice.refusal) == (parallelism != "auto")
+
+
+def test_a_level_of_the_shards_that_follow_can_be_tried(new_world: Callable[..., Any]) -> None:
+    world = new_world(workers=2, precision="fp32", nodes=1).open(then=1)
+    usual = [
+        replace(worker, info=worker.info.model_copy(update={"memory_bytes": 4 * GIB})) for worker in world.state.workers
+    ]
+    rival = Layout(dp_shard=2, shard=ShardLevel.FULL)
+
+    def planned(*arguments: Any) -> Plan:
+        best = replace(plan(*arguments), host=HostNeed(process=GIB, training=GIB), rivals=())
+        if best.layout == plain(2):
+            return replace(best, host=HostNeed(process=GIB, training=2 * GIB))
+        return replace(best, rivals=(replace(best, layout=rival),))
+
+    state = replace(world.state, history=replace(world.state.history, trying=rival))
+    assert choose(state, usual, world.now, planned).planned.layout == rival
 
 
 def test_without_a_known_need_or_a_known_memory_nothing_is_said() -> None:
