@@ -36,7 +36,19 @@ LATER = {
     "best_weights": "best_weights",
 }
 """What a state says that holds something else than a restored program does."""
-HARMLESS = ("plot", "clock", "metrics", "confusion", "logger", "loader", "seeded", "accepted", "frozen", "remade", "strange")
+HARMLESS = (
+    "plot",
+    "clock",
+    "metrics",
+    "confusion",
+    "logger",
+    "loader",
+    "seeded",
+    "accepted",
+    "frozen",
+    "remade",
+    "strange",
+)
 
 
 def spec_of(how: str, begin: int, steps: int) -> dict[str, Any]:

@@ -22,7 +22,19 @@ import shoal
 HOW = sys.argv[1] if len(sys.argv) > 1 else "nothing"
 BEGIN, STEPS = (int(argument) for argument in sys.argv[2:4] or (4, 24))
 GLOBAL_SIZE, WIDTH = 12, 6
-HARMLESS = ("plot", "clock", "metrics", "confusion", "logger", "loader", "seeded", "accepted", "frozen", "remade", "strange")
+HARMLESS = (
+    "plot",
+    "clock",
+    "metrics",
+    "confusion",
+    "logger",
+    "loader",
+    "seeded",
+    "accepted",
+    "frozen",
+    "remade",
+    "strange",
+)
 COUNTED = {}
 
 
