@@ -347,6 +347,8 @@ class GcsJournal:
                 with self._putting:
                     if not self._is_deleted:
                         self._store.put(key, record)
+                    if self._is_deleted:  # meanwhile, and `delete` has not waited so long
+                        self._store.delete(key)
                 break
             except GcsUnavailable:
                 was_away = True

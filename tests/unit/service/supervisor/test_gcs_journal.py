@@ -87,16 +87,35 @@ def test_deleting_without_the_head_leaves_the_entry_and_does_not_wait() -> None:
     assert store.values
 
 
+class Slow(FakeKeyValueStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_store = threading.Event(), threading.Event()
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.asked.set()
+        assert self.may_store.wait(_PATIENCE_S)
+        super().put(key, value)
+
+
+@pytest.mark.timeout(120)
+def test_a_record_that_is_sent_for_longer_than_the_deletion_waits_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal_service.supervisor.journal._LAST_RECORD_S", 0.0)
+    store = Slow()
+    mine = journal(store)
+    mine.begin(1.0)
+    mine.write(entry(1), wait=False)
+    assert store.asked.wait(_PATIENCE_S)
+    mine.delete()
+    store.may_store.set()
+    mine.write(entry(2))  # waits for the one before
+    assert store.values == {}
+
+
 @pytest.mark.timeout(120)
 def test_an_entry_that_is_being_sent_does_not_arrive_after_the_journal_was_deleted() -> None:
-    class Slow(FakeKeyValueStore):
-        asked, may_store = threading.Event(), threading.Event()
-
-        def put(self, key: bytes, value: bytes) -> None:
-            self.asked.set()
-            assert self.may_store.wait(_PATIENCE_S)
-            super().put(key, value)
-
     store = Slow()
     mine = journal(store)
     mine.begin(1.0)
