@@ -157,12 +157,15 @@ def test_a_group_that_breaks_without_a_loss_repeats_no_completed_step(make_job: 
     """Each rank keeps its part when it leaves."""
     job = make_job(memory=True, **spec_of(snapshot={"budget": 1e-6}))
     workers = job.workers(2)
-    workers[0].strike("backward", 6, "hold")
+    for worker in workers:
+        worker.strike("backward", 6, "hold")
     generation = job.start(workers, layout=fully_sharded(2))
-    workers[0].reached()
+    for worker in workers:
+        worker.reached()
     for worker in workers:
         worker.call("interrupt", generation)
-    workers[0].call("go")
+    for worker in workers:
+        worker.call("go")
     source = job.in_memory([worker.exit() for worker in workers], workers)
     assert source.step == 6
     ends = job.run(workers, layout=fully_sharded(2), restore_snapshot=source)
