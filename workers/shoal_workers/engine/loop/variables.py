@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -75,11 +76,14 @@ def variables_of(frame: FrameType, directory: Path, left_out: Mapping[int, objec
     variables: dict[str, Variable] = {}
     for file, names in scopes(frame, directory):
         for name, value in names.items():
-            if name.startswith("__") or name in variables or id(value) in left_out or isinstance(value, type):
+            if name.startswith("__") or name in variables or id(value) in left_out:
                 continue
-            kind, values = _kind_of(value), values_of(value, directory, left_out)
-            if values or kind == "iterator" or isinstance(value, _CONTAINERS):
-                variables[name] = Variable(file, kind, values)
+            with suppress(Exception):  # proxies may raise anything
+                if isinstance(value, type):
+                    continue
+                kind, values = _kind_of(value), values_of(value, directory, left_out)
+                if values or kind == "iterator" or isinstance(value, _CONTAINERS):
+                    variables[name] = Variable(file, kind, values)
     return variables
 
 
@@ -120,9 +124,10 @@ def variable_of_gradients(objects: Mapping[str, object]) -> dict[str, Variable]:
 
 
 def values_of(value: Any, directory: Path, left_out: Mapping[int, object] | None = None) -> Values:
-    """What `value` holds, by path; copies."""
+    """What `value` holds, by path; copies. What follows a value that cannot be copied (a meta tensor) is left out."""
     walk = _Walk(directory, dict(left_out or {}))
-    walk.visit(value, "", 0)
+    with suppress(Exception):
+        walk.visit(value, "", 0)
     return walk.values
 
 
