@@ -104,7 +104,7 @@ def test_a_loop_that_cannot_be_compared_says_why(mistake: str, code: int, words:
 def test_an_error_of_the_loop_is_named_and_a_loop_that_takes_too_long_is_ended() -> None:
     code, found = check("untracked.py", "--", "failing")
     assert code == 1 and "the third step is not for me (untracked.py:" in found["error"]["message"], found
-    code, found = check("untracked.py", "--timeout", "1")
+    code, found = check("untracked.py", "--timeout", "1", "--", "slow")
     ended = r"was stopped after at most 1 s, in the .*, before it had a result"
     assert code == 1 and re.search(ended, found["error"]["message"]), found
 
