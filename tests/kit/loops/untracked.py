@@ -3,7 +3,6 @@
 import itertools
 import random
 import sys
-import time
 
 import torch
 from torch import nn
@@ -50,8 +49,8 @@ def train(run):
     started = random.SystemRandom().random()  # as a time would be
     printed = 0
     for (x,) in run.batches(DATASET, global_size=12, micro_size=4):
-        if MISTAKE == "slow":
-            time.sleep(600)
+        while MISTAKE == "slow":
+            pass
         if MISTAKE == "counter":
             optimizer.param_groups[0]["lr"] = 0.05 * 0.5**steps_made
         if MISTAKE == "generator":
