@@ -180,7 +180,7 @@ class Bench:
             self._fleets.append(stack.enter_context(closing(Fleet(folder / f"{index}", zygote))))
 
     def run(self, islands: dict[str, Any] | None, *, is_slow: bool = False) -> Run:
-        """Train both islands to their ends; None: one job on the batches of both, and nobody waits for its steps."""
+        """Train both islands to their ends. None: one job trains on the batches of both, unwatched."""
         storage = f"s3://bucket-{uuid.uuid4().hex}"
         s3fs.S3FileSystem().mkdir(storage)
         spec = {**SPEC, "data": self._data, "stop": {"steps": self._num_steps}}
@@ -280,7 +280,7 @@ def _all_reduce_s(num_bytes: int) -> float:
 
 
 def _exchange(peer: socket.socket, num_bytes: int) -> None:
-    """Send so many bytes while as many arrive, twice: what is sent then needs what has arrived before."""
+    """Send and receive equally many bytes, twice: the second transfer needs what the first one has received."""
     for _ in range(2):
         sending = threading.Thread(target=peer.sendall, args=(bytes(num_bytes),))
         sending.start()

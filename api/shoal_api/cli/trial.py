@@ -136,7 +136,7 @@ def with_workers(
     if can_have < (least if is_proposal else most):
         raise CliError(
             f"{program} has work for {count_text(can_have, 'worker')} only, because run.batches() divides "
-            f"so many micro-batches or streams, but elasticity.max_workers is {most}",
+            f"{can_have} micro-batches or streams, but elasticity.max_workers is {most}",
             hint="lower micro_size or elasticity.max_workers, or raise num_streams",
             exit_code=ExitCode.FAILED,
         )

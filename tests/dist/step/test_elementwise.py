@@ -115,7 +115,7 @@ def test_what_an_optimizer_keeps_elsewhere_goes_on_after_a_restore(
     """A counter that divides the rate, and memory of its own: the step that makes the state of a new optimizer would
     have changed them."""
     spec = {**SPEC, "task": "own_optimizers:Own", "model": {"optimizer": optimizer}, "checkpoint": {"every_steps": 3}}
-    job = make_job(**spec)
+    job = make_job(memory=optimizer == "Assigning", **spec)
     (worker,) = job.workers(1)
     worker.strike("forward", 5, "hold")
     layout = plain(1) if optimizer == "Assigning" else fully_sharded(1)

@@ -1,6 +1,6 @@
 """A loop that begins after some steps to depend on what it does not track: `begun_late.py HOW BEGIN STEPS`.
 
-What `HARMLESS` names is not tracked either, and the model that comes out does not depend on it.
+What `HARMLESS` of test_begun_late.py names is not tracked either; the model that comes out does not depend on it.
 """
 
 import copy
@@ -22,19 +22,6 @@ import shoal
 HOW = sys.argv[1] if len(sys.argv) > 1 else "nothing"
 BEGIN, STEPS = (int(argument) for argument in sys.argv[2:4] or (4, 24))
 GLOBAL_SIZE, WIDTH = 12, 6
-HARMLESS = (
-    "plot",
-    "clock",
-    "metrics",
-    "confusion",
-    "logger",
-    "loader",
-    "seeded",
-    "accepted",
-    "frozen",
-    "remade",
-    "strange",
-)
 COUNTED = {}
 
 

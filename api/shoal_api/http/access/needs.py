@@ -105,8 +105,8 @@ class LoginNeeded(Exception):
 
 
 LOGGED_IN = NeedsLogin(Permission.WHOAMI)
-"""The needs of a page for users who are logged in. The page itself has no data; the routes that it reads from
-check each request."""
+"""What a page needs that only users who are logged in may open. It contains no data: the routes from
+which it reads check each request."""
 
 
 async def redirect_to_login(request: Request, error: Exception) -> Response:

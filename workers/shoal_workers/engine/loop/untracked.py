@@ -173,11 +173,11 @@ class UntrackedState:
                     for path, part in _divide(name, value, directory):
                         roots.setdefault(path, (part, file))
         known = tracked | {id(self._run), *self._find_known(value for value, _ in roots.values())}
-        own = _Own(self._objects)
+        parameters = _TrackedParameters(self._objects)
         digests: dict[str, tuple[_Digest, str]] = {}
         for name, (value, file) in roots.items():
             with suppress(Exception):
-                digests[name] = _digest(value, known, own), file
+                digests[name] = _digest(value, known, parameters), file
         return digests
 
     def _find_known(self, values: Iterable[Any]) -> Iterator[int]:
@@ -189,8 +189,8 @@ class UntrackedState:
         yield from (id(value) for value in values if isinstance(value, (DataLoader, Dataset)))
 
 
-class _Own:
-    """What the parameters of tracked modules are like."""
+class _TrackedParameters:
+    """Shapes and places of the parameters of tracked modules."""
 
     def __init__(self, objects: Mapping[str, object]) -> None:
         modules = [tracked for tracked in objects.values() if isinstance(tracked, nn.Module)]
@@ -203,8 +203,8 @@ class _Own:
         self.shapes = {tuple(parameter.shape) for parameter in parameters if parameter.numel() > 1}
         self._places = {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
-    def is_alike(self, part: Any) -> bool:
-        """Return whether a value may be a copy of a parameter; it is none if it shares its memory."""
+    def may_be_copied_in(self, part: Any) -> bool:
+        """Return whether a value may be a copy of a parameter. One that shares its memory is none."""
         if isinstance(part, np.ndarray):
             return part.shape in self.shapes and part.dtype.kind in "biufc"
         if not isinstance(part, Tensor) or isinstance(part, DTensor) or part.layout is not torch.strided:
@@ -225,7 +225,7 @@ def _divide(name: str, value: Any, directory: Path) -> Iterator[tuple[str, Any]]
         yield f"{name}.{key}", part
 
 
-def _digest(value: Any, known: Collection[int], own: _Own) -> _Digest:
+def _digest(value: Any, known: Collection[int], parameters: _TrackedParameters) -> _Digest:
     """Return what a variable holds. Raises whatever its objects raise."""
     if value is None or id(value) in known or isinstance(value, type):
         return _Digest()
@@ -234,7 +234,7 @@ def _digest(value: Any, known: Collection[int], own: _Own) -> _Digest:
     copies: list[Any] = []
     rest = 0
     for _, part in islice(reachable({"": value}, known), _MAX_VALUES):
-        if own.is_alike(part):
+        if parameters.may_be_copied_in(part):
             copies.append(part)
         else:
             rest = zlib.crc32(_describe_content(part), rest)

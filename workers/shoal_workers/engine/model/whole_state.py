@@ -54,8 +54,8 @@ def refuse_if_too_large(
     needed = 0 if model is None else bytes_needed(model, spec)
     limit = round(spec.worker.memory_gib * _GIB)
     usable = _USABLE_IF_PLANNED if spec.task.startswith(_BUILT_IN_TASKS) else _USABLE
-    texts = f"{host} {needed} {available_bytes()} {touched_bytes}"
-    reason = group.decide("whole state", texts, partial(decide, worker_bytes=limit, usable=usable))
+    text = f"{host} {needed} {available_bytes()} {touched_bytes}"
+    reason = group.decide("whole state", text, partial(decide, worker_bytes=limit, usable=usable))
     if reason:
         raise LayoutRefused(LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=reason))
 
